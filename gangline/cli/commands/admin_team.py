@@ -1,0 +1,52 @@
+"""`gang admin team`: teams and who is in them.
+
+Not for: what a team may hold at once.
+"""
+
+from __future__ import annotations
+
+import click
+
+from gangline.cli.options import gang_command
+from gangline.cli.records import print_record, print_records
+from gangline.cli.session import Session
+
+
+@gang_command(name="ls")
+def ls(session: Session) -> None:
+    """List teams."""
+    with session.busy("Listing teams"):
+        items = session.client.teams()
+    print_records(session, items, ("name", "members", "created_at"), "No teams.")
+
+
+@gang_command(name="create")
+@click.argument("name")
+def create(session: Session, name: str) -> None:
+    """Create the team NAME."""
+    with session.busy("Creating"):
+        answer = session.client.create_team(name)
+    print_record(session, answer, f"Created team {name}.")
+    session.note(f"  members   gang admin team add {name} USER...")
+
+
+@gang_command(name="add")
+@click.argument("team")
+@click.argument("users", metavar="USER...", nargs=-1, required=True)
+def add(session: Session, team: str, users: tuple[str, ...]) -> None:
+    """Put USERs into TEAM."""
+    with session.busy("Adding"):
+        for user in users:
+            session.client.add_member(team, user)
+    print_record(session, {"team": team, "added": list(users)}, f"{', '.join(users)} now in team {team}.")
+
+
+@gang_command(name="remove")
+@click.argument("team")
+@click.argument("users", metavar="USER...", nargs=-1, required=True)
+def remove(session: Session, team: str, users: tuple[str, ...]) -> None:
+    """Take USERs out of TEAM."""
+    with session.busy("Removing"):
+        for user in users:
+            session.client.remove_member(team, user)
+    print_record(session, {"team": team, "removed": list(users)}, f"{', '.join(users)} no longer in team {team}.")

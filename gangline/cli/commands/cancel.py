@@ -1,0 +1,50 @@
+"""`gang cancel`: stop jobs.
+
+Not for: waiting until they have stopped (`gang wait`).
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from gangline.cli.options import gang_command
+from gangline.cli.sanitise import clean_inline
+from gangline.cli.session import Session
+from gangline.client.models import Job
+
+
+@gang_command()
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+@click.option("--reason", default="", metavar="TEXT", help="Shown to whoever looks at the job.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before stopping more than one job.")
+def cancel(session: Session, jobs: tuple[str, ...], reason: str, yes: bool) -> None:
+    """Stop JOBs: they are asked to stop, and killed after their grace. An ended job stays as it is."""
+    client = session.client
+    with session.busy("Asking"):
+        # Each once, in the order given: `gang cancel -1 12` may name one job twice.
+        found = list({job.id: job for job in (client.job(word) for word in jobs)}.values())
+    going = [job for job in found if not job.is_terminal]
+    if len(going) > 1 and not yes:
+        _ask(session, going)
+    with session.busy("Cancelling"):
+        after = [job if job.is_terminal else client.cancel(job.id, reason=reason) for job in found]
+    if session.is_json:
+        answers = [job.raw for job in after]
+        session.json(answers[0] if len(answers) == 1 else {"items": answers})
+        return
+    for before, job in zip(found, after, strict=True):
+        had = " already" if before.is_terminal else ""
+        session.out(f"{job.id} {clean_inline(job.name)} {session.paint(job.state, 'has' + had + ' ' + job.state)}"
+                    if job.is_terminal else
+                    f"{job.id} {clean_inline(job.name)} is {session.paint(job.state, job.state)}")  # fmt: skip
+
+
+def _ask(session: Session, going: list[Job]) -> None:
+    """List the jobs and ask. Raises a usage error without a terminal to ask on."""
+    for job in going:
+        session.note(f"{job.id}  {job.state}  {clean_inline(job.name)}  {clean_inline(job.owner)}")
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"This would stop {len(going)} jobs: without a terminal to ask on, -y is needed.")
+    click.confirm(f"Stop these {len(going)} jobs?", abort=True, err=True)

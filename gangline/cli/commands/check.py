@@ -1,0 +1,49 @@
+"""`gang check`: would the server take this job file, and what would become of it? Submits nothing.
+
+Not for: packing (only looked at) or waiting.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gangline.cli import job_files
+from gangline.cli.options import gang_command, set_option
+from gangline.cli.sanitise import clean_inline
+from gangline.cli.session import Session
+from gangline.cli.words import NOTHING, count
+
+
+@gang_command()
+@click.argument("file")
+@set_option
+def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
+    """Validate a job FILE (`-` for stdin) on the server; submit nothing.
+
+    Every fault is listed with its line, and the exit code is 2.
+    """
+    job_file = job_files.load(session, file, overrides)
+    with session.busy("Checking"), job_files.faults_located(job_file):
+        answer = session.client.check(job_file)
+    if session.is_json:
+        session.json(answer)
+        return
+    spec, resources = answer.get("spec") or {}, answer.get("resources") or {}
+    session.out(f"{session.job_file_label} is valid: {clean_inline(str(spec.get('name', NOTHING)))}")
+    session.out(f"  resources  {_resources(resources)}")
+    reason = answer.get("reason") or {}
+    if reason.get("text"):
+        session.out(f"  now        {clean_inline(str(reason['text']))}")
+    if reason.get("fix"):
+        session.out(f"  sooner     {clean_inline(str(reason['fix']))}")
+    session.note(f"  submit     gang submit {file}")
+
+
+def _resources(resources: dict[str, Any]) -> str:
+    nodes, per_node = resources.get("nodes"), resources.get("gpus_per_node")
+    if not isinstance(nodes, int) or not isinstance(per_node, int):
+        return NOTHING
+    kind = f" of {clean_inline(str(resources['gpu']))}" if resources.get("gpu") else ""
+    return f"{count(nodes, 'node')} × {count(per_node, 'GPU')}{kind}"

@@ -1,0 +1,74 @@
+"""`gang why`: why a job is not running, what is ahead of it, and what would help.
+
+Not for: the whole job (`gang show`).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gangline.cli.options import gang_command, job_argument
+from gangline.cli.sanitise import clean_inline
+from gangline.cli.session import Session
+from gangline.cli.words import count, local_time
+from gangline.client.models import Ahead, BlockingJob, Job, Why
+
+
+@gang_command()
+@job_argument
+def why(session: Session, job: str) -> None:
+    """Say why JOB waits (or ended), what is ahead of it, and what would help."""
+    with session.busy("Asking"):
+        client = session.client
+        answer = client.why(job)
+        found = client.job(answer.id) if not session.is_json else None
+    if found is None:
+        session.json(answer.raw)
+        return
+    for line in lines(answer, found, session.now()):
+        session.out(clean_inline(line))
+
+
+def lines(why: Why, job: Job, now: datetime) -> list[str]:
+    """The answer in sentences."""
+    head = f"{job.id} {job.name}"
+    if why.reason is None:
+        return [f"{head} {_ended_or_going(job)}", *_cause(job)]
+    verb = "waits" if why.state == "waiting" else f"is {why.state}"
+    result = [f"{head} {verb}.", f"  {why.reason.text}"]
+    if why.state == "waiting":
+        if not why.can_ever_start:
+            result.append("  It can never start as it is.")
+        result.append(f"  {_ahead(why.ahead)}")
+        if why.estimated_start is not None:
+            result.append(f"  Starts at about {local_time(why.estimated_start, now)}.")
+    if why.reason.fix:
+        label = "To start sooner" if why.state == "waiting" and why.can_ever_start else "fix"
+        result.append(f"  {label}: {why.reason.fix}")
+    return result
+
+
+def _ahead(ahead: Ahead) -> str:
+    if not ahead.count and not ahead.jobs:
+        return "Ahead of it: nothing."
+    names = [_blocking(job) for job in ahead.jobs]
+    rest = ahead.count - sum(1 for job in ahead.jobs if job.state == "waiting")
+    if rest > 0:
+        names.append(f"{rest} more")
+    return f"Ahead of it, {count(ahead.count, 'waiting job')}: {', '.join(names)}."
+
+
+def _blocking(job: BlockingJob) -> str:
+    facts = [word for word in (job.owner, count(job.gpus, "GPU"), job.state) if word]
+    return f"{'' if job.id is None else f'{job.id} '}{job.name} ({', '.join(facts)})"
+
+
+def _ended_or_going(job: Job) -> str:
+    return f"has {job.state}." if job.is_terminal else f"is {job.state}; nothing holds it up."
+
+
+def _cause(job: Job) -> list[str]:
+    if job.cause is None or job.state == "succeeded":
+        return []
+    fix = [f"  fix: {job.cause.fix}"] if job.cause.fix else []
+    return [f"  {job.cause.sentence or job.cause.outcome}", *fix]

@@ -1,0 +1,115 @@
+"""Numbers, times and jobs in words. Pure: `now` is an argument.
+
+Not for: colours or layout.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+from gangline.cli.plot import compact_number
+from gangline.client.models import Job, Progress, parse_number
+
+NOTHING = "–"
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*(?:s|min|m|h|d|w)\s*)+|[0-9]+(?:\.[0-9]+)?")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|min|m|h|d|w)?")
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `5m`, `1h30m`, `2d`. Raises ValueError that says how to write one."""
+    if not _DURATION.fullmatch(text.strip()):
+        raise ValueError(f"{text!r} is not a duration; write it like 90s, 5m, 1h30m or 2d")
+    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text))
+
+
+def duration(seconds: float) -> str:
+    """`42s`, `3m05s`, `7h03m`, `2d04h`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def local_time(at: datetime | None, now: datetime) -> str:
+    """A time of day when it is today, else date and time; in the zone of `now`."""
+    if at is None:
+        return NOTHING
+    there = at.astimezone(now.tzinfo)
+    return there.strftime("%H:%M:%S" if there.date() == now.date() else "%Y-%m-%d %H:%M")
+
+
+def size(num_bytes: float | None) -> str:
+    """`512 MiB`, `31.3 GiB`."""
+    if num_bytes is None:
+        return NOTHING
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit in ("B", "KiB") else f"{num_bytes:.1f} {unit}".replace(".0 ", " ")
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def layout(job: Job) -> str:
+    """Nodes × GPUs of each, as `2×8`."""
+    return f"{job.resources.nodes}×{job.resources.gpus_per_node}"
+
+
+def bar(fraction: float, width: int = 9) -> str:
+    """`████▏····` for a share of 0..1."""
+    eighths = round(max(0.0, min(1.0, fraction)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (_BLOCKS[rest] if rest else "") + "·" * (width - full - (1 if rest else 0))
+
+
+def progress_cell(progress: Progress | None) -> str:
+    """The progress column: a bar with per cent when the end is known, else the step or phase."""
+    if progress is None:
+        return NOTHING
+    if progress.fraction is not None:
+        return f"{bar(progress.fraction)} {progress.fraction * 100:.0f}%"
+    if progress.step is not None:
+        return f"step {progress.step}"
+    return progress.phase or NOTHING
+
+
+def metric(progress: Progress | None, name: str) -> str:
+    """A metric's latest value, short; a non-finite one by name."""
+    value = (progress.metrics if progress else {}).get(name)
+    return NOTHING if value is None else metric_value(value)
+
+
+def metric_value(value: Any) -> str:
+    """A metric value as the wire carries it, short."""
+    try:
+        return compact_number(parse_number(value))
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def state_note(job: Job) -> str:
+    """What a job that has no progress to show has to say for itself: its reason, or the cause of its end."""
+    if job.reason is not None:
+        return job.reason.text
+    if job.state == "failed" and job.cause is not None:
+        return job.cause.sentence
+    return ""
+
+
+def gpus(job: Job) -> str:
+    """`4 GPUs`, `2 × 8 GPUs`, with the type when one is asked for."""
+    asked = job.resources
+    number = f"{asked.nodes} × {count(asked.gpus_per_node, 'GPU')}" if asked.nodes > 1 else count(asked.gpus, "GPU")
+    return f"{number} of {asked.gpu}" if asked.gpu else number

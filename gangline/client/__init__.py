@@ -1,0 +1,114 @@
+"""The Python client: `Client`, the records it answers with, and its errors.
+
+Importing it is cheap: each name is loaded when it is first used (PEP 562), httpx and PyYAML when a request or a file
+first needs them. Not for: the CLI's words and tables (`gangline.cli`), which are built on this.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gangline.client.client import Client
+    from gangline.client.errors import (
+        GanglineError,
+        InvalidRequest,
+        InvalidSpec,
+        NotAllowed,
+        NotFound,
+        Refused,
+        ServerFailed,
+        TimedOut,
+        Unreachable,
+    )
+    from gangline.client.models import (
+        Attempt,
+        AttemptNode,
+        Cause,
+        Gap,
+        Job,
+        JobEvent,
+        LogLine,
+        LogPage,
+        Me,
+        Metrics,
+        Node,
+        NodeGPU,
+        Progress,
+        Reason,
+        Resources,
+        Series,
+        Why,
+    )
+
+__all__ = [
+    "Attempt",
+    "AttemptNode",
+    "Cause",
+    "Client",
+    "GanglineError",
+    "Gap",
+    "InvalidRequest",
+    "InvalidSpec",
+    "Job",
+    "JobEvent",
+    "LogLine",
+    "LogPage",
+    "Me",
+    "Metrics",
+    "Node",
+    "NodeGPU",
+    "NotAllowed",
+    "NotFound",
+    "Progress",
+    "Reason",
+    "Refused",
+    "Resources",
+    "Series",
+    "ServerFailed",
+    "TimedOut",
+    "Unreachable",
+    "Why",
+]
+
+_HOMES = {
+    "client": ("Client",),
+    "errors": (
+        "GanglineError",
+        "InvalidRequest",
+        "InvalidSpec",
+        "NotAllowed",
+        "NotFound",
+        "Refused",
+        "ServerFailed",
+        "TimedOut",
+        "Unreachable",
+    ),
+    "models": (
+        "Attempt",
+        "AttemptNode",
+        "Cause",
+        "Gap",
+        "Job",
+        "JobEvent",
+        "LogLine",
+        "LogPage",
+        "Me",
+        "Metrics",
+        "Node",
+        "NodeGPU",
+        "Progress",
+        "Reason",
+        "Resources",
+        "Series",
+        "Why",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,65 @@
+"""Users, teams and tokens. Part of `Client`.
+
+A user sees and makes their own tokens; everything else needs an admin. Not for: jobs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gangline.client.base import BaseClient, items_of, segment
+
+
+class AdminCalls(BaseClient):
+    """The admin methods of the client. They answer with the server's JSON objects: few fields, for people's eyes."""
+
+    def users(self) -> list[dict[str, Any]]:
+        """All users."""
+        return items_of(self.get("/users"))
+
+    def create_user(self, name: str, *, admin: bool = False) -> dict[str, Any]:
+        """Create a user. Raises Refused when the name is taken."""
+        return _object(self.post("/users", {"name": name, "admin": admin}))
+
+    def disable_user(self, name: str) -> dict[str, Any]:
+        """Disable a user: their tokens stop working, their jobs stay."""
+        return _object(self.post(f"/users/{segment(name)}/disable", {}))
+
+    def teams(self) -> list[dict[str, Any]]:
+        """All teams."""
+        return items_of(self.get("/teams"))
+
+    def create_team(self, name: str) -> dict[str, Any]:
+        """Create a team. Raises Refused when the name is taken."""
+        return _object(self.post("/teams", {"name": name}))
+
+    def add_member(self, team: str, user: str) -> None:
+        """Put a user into a team; nothing changes when they are in it."""
+        self.put(f"/teams/{segment(team)}/members/{segment(user)}")
+
+    def remove_member(self, team: str, user: str) -> None:
+        """Take a user out of a team."""
+        self.delete(f"/teams/{segment(team)}/members/{segment(user)}")
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """Tokens (never their secret part): one's own, an admin sees all."""
+        return items_of(self.get("/tokens"))
+
+    def create_token(
+        self, label: str, *, user: str | None = None, kind: str = "user", expires_in_seconds: float | None = None
+    ) -> dict[str, Any]:
+        """Make a token of `kind` `user` or `enrolment`. The answer's `token` is shown this once."""
+        body: dict[str, Any] = {"label": label, "kind": kind}
+        if user is not None:
+            body["user"] = user
+        if expires_in_seconds is not None:
+            body["expires_in_seconds"] = expires_in_seconds
+        return _object(self.post("/tokens", body))
+
+    def revoke_token(self, token_id: int | str) -> None:
+        """Revoke a token; it stops working at once."""
+        self.delete(f"/tokens/{segment(token_id)}")
+
+
+def _object(answer: Any) -> dict[str, Any]:
+    return answer if isinstance(answer, dict) else {}

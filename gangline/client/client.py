@@ -1,0 +1,302 @@
+"""`Client`: everything a user can ask of the server, from Python.
+
+    from gangline import Client
+    client = Client()
+    job = client.submit("gpt.yaml", set={"resources.nodes": 2})
+    for line in job.logs(follow=True):
+        print(line.text, end="")
+    print(job.wait(timeout=3600).outcome)
+
+Synchronous; errors are `gangline.client.errors`. Not for: rendering anything for a terminal (`gangline.cli`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gangline.client.admin_calls import AdminCalls
+from gangline.client.base import new_key, query, segment
+from gangline.client.errors import GanglineError, InvalidSpec, NotFound, TimedOut, Unreachable
+from gangline.client.follow import PATIENCE_SECONDS, PAUSES_SECONDS
+from gangline.client.http import Call
+from gangline.client.job_file import JobFile, folder_to_pack, missing_script, read_job_file, with_bundle
+from gangline.client.log_calls import LogCalls
+from gangline.client.models import Job, JobEvent, LogLine, Me, Metrics, Node, Why, build
+from gangline.client.references import ById, ByName, parse_reference
+from gangline.protocol.names import IDEMPOTENCY_HEADER
+
+if TYPE_CHECKING:
+    from gangline.protocol.bundles import PackedBundle
+
+LIST_PAGE = 50
+EVENTS_PAGE = 100
+HOLD_SECONDS = 30
+"""How long the server may hold one long poll."""
+UPLOAD_SECONDS = 600.0
+
+JobRef = int | str | Job
+Overrides = Mapping[str, Any] | tuple[tuple[str, str], ...] | None
+
+
+class Client(LogCalls, AdminCalls):
+    """A connection to one server as one user. Safe to use from one thread at a time."""
+
+    # --- Submitting ------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        spec: str | Path | Mapping[str, Any] | JobFile,
+        *,
+        set: Overrides = None,
+        key: str | None = None,
+        on_step: Callable[[str], None] | None = None,
+    ) -> Job:
+        """Submit a job: a file's path, YAML text, or the spec as an object. Returns it as accepted.
+
+        `set` overrides keys by dotted path. `key` is the Idempotency-Key: the same key and spec again answer with the
+        same job, never a second one; by default each call has its own, kept over its retries. A relative `code.path`,
+        or a job file that names no code, packs that folder and uploads it unless the server has it. `on_step` hears
+        what is going on. Raises InvalidSpec with `.errors`, Refused, NotAllowed, Unreachable.
+        """
+        job_file = spec if isinstance(spec, JobFile) else read_job_file(spec, overrides(set))
+        tell = on_step or (lambda message: None)
+        folder = _checked_folder(job_file)
+        digest = None if folder is None else self.upload_bundle(folder, on_step=tell)
+        body, content_type = with_bundle(job_file, digest)
+        tell("Submitting")
+        headers = {"Content-Type": content_type, IDEMPOTENCY_HEADER: key or new_key()}
+        answer = self.transport.json(self._job_call(job_file, body, headers, dry_run=False))
+        return self._job(answer)
+
+    def check(self, spec: str | Path | Mapping[str, Any] | JobFile, *, set: Overrides = None) -> dict[str, Any]:
+        """Validate a spec without submitting anything: the server's `{"valid", "spec", "resources", "reason"}`.
+
+        The code folder is packed to see that it can be; it is sent only if the server insists. Raises as `submit` does.
+        """
+        job_file = spec if isinstance(spec, JobFile) else read_job_file(spec, overrides(set))
+        folder = _checked_folder(job_file)
+        if folder is None:
+            return self._dry_run(job_file, None)
+        with _packed(folder) as bundle:
+            digest = bundle.digest
+        try:
+            return self._dry_run(job_file, digest)
+        except InvalidSpec as error:
+            # A server that wants to see the code even for a check: give it, and let it judge the rest.
+            if {problem.pointer for problem in error.errors} != {"code.bundle"}:
+                raise
+        return self._dry_run(job_file, self.upload_bundle(folder))
+
+    def _dry_run(self, job_file: JobFile, digest: str | None) -> dict[str, Any]:
+        body, content_type = with_bundle(job_file, digest)
+        answer = self.transport.json(self._job_call(job_file, body, {"Content-Type": content_type}, dry_run=True))
+        return answer if isinstance(answer, dict) else {}
+
+    def upload_bundle(self, folder: str | Path, *, on_step: Callable[[str], None] | None = None) -> str:
+        """Pack a folder and upload it unless the server has these very bytes. Returns `sha256:<hex>`."""
+        tell = on_step or (lambda message: None)
+        tell(f"Packing {Path(folder).resolve()}")
+        with _packed(Path(folder)) as bundle:
+            path = f"/bundles/{segment(bundle.digest)}"
+            if self.transport.send(Call(method="HEAD", path=path), accept=frozenset({404})).status_code == 404:
+                tell(f"Uploading {bundle.num_bytes / 2**20:.1f} MiB of code")
+                self.transport.send(
+                    Call(
+                        method="PUT",
+                        path=path,
+                        headers={"Content-Type": "application/gzip"},
+                        content_file=(str(bundle.path), bundle.num_bytes),
+                        timeout_seconds=UPLOAD_SECONDS,
+                    )
+                )
+            return bundle.digest
+
+    def _job_call(self, job_file: JobFile, body: bytes, headers: dict[str, str], *, dry_run: bool) -> Call:
+        params = query({"dry_run": True if dry_run else None, "set": [f"{name}={v}" for name, v in job_file.overrides]})
+        return Call(method="POST", path="/jobs", params=params, headers=headers, content=body)
+
+    # --- Reading ---------------------------------------------------------------------------------------------------
+
+    def job(self, ref: JobRef) -> Job:
+        """A job by id, by name (the latest of mine), or `-1` (my last), `-2`, …. Raises NotFound."""
+        return self._job(self.get(f"/jobs/{self.job_id(ref)}"))
+
+    def job_id(self, ref: JobRef) -> int:
+        """The id that a reference means; asks the server only for a name or `-1`."""
+        if isinstance(ref, Job):
+            return ref.id
+        try:
+            reference = parse_reference(ref)
+        except ValueError as error:
+            raise GanglineError(str(error), code="usage", fix="`gang ls` lists the jobs") from error
+        if isinstance(reference, ById):
+            return reference.id
+        if isinstance(reference, ByName):
+            newest = self.jobs(name=reference.name, owner="me", limit=LIST_PAGE)
+            found = [job for job in newest if job.name == reference.name]
+            missing, fix = f"no job of yours has the name {reference.name!r}", "`gang ls --owner me` lists your jobs"
+        else:
+            found = list(self.jobs(owner="me", limit=reference.back))[reference.back - 1 :]
+            missing, fix = f"you have fewer than {reference.back} jobs", "`gang submit FILE` makes one"
+        if not found:
+            raise NotFound(missing, fix=fix)
+        return found[0].id
+
+    def jobs(
+        self,
+        *,
+        state: str | None = None,
+        owner: str | None = None,
+        team: str | None = None,
+        name: str | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Job]:
+        """Jobs, newest first, fetched page by page as they are read; at most `limit`. `owner="me"` works."""
+        filters = {"state": state, "owner": owner, "team": team, "name": name, "tag": tag}
+        page_limit = LIST_PAGE if limit is None else max(1, min(LIST_PAGE, limit))
+        for count, item in enumerate(self.pages("/jobs", page_limit, **filters)):
+            if limit is not None and count >= limit:
+                return
+            yield self._job(item)
+            if limit is not None and count + 1 >= limit:
+                return
+
+    def why(self, ref: JobRef) -> Why:
+        """Why a job waits (or what its stop waits for), what is ahead of it, whether it can ever start."""
+        return build(Why, self.get(f"/jobs/{self.job_id(ref)}/why"))
+
+    def events(self, ref: JobRef, *, after: int = 0) -> Iterator[JobEvent]:
+        """A job's history, oldest first, page by page; only entries with an id above `after`."""
+        job_id = self.job_id(ref)
+        position: int | None = after
+        while position is not None:
+            page = self.get(f"/jobs/{job_id}/events", after=position, limit=EVENTS_PAGE)
+            for item in page.get("items", ()):
+                yield build(JobEvent, item)
+            position = page.get("next")
+
+    def logs(
+        self, ref: JobRef, *, follow: bool = False, rank: int | str | None = None, tail: int | None = None
+    ) -> Iterator[LogLine]:
+        """Log lines (`LogLine`). Without `follow` what is stored now (rank 0 unless given), with it all to the end."""
+        return self.log_lines(self.job_id(ref), ranks="all" if rank is None else str(rank), follow=follow, tail=tail)
+
+    def metrics(self, ref: JobRef, *keys: str, attempt: int | None = None, points: int = 2000) -> Metrics:
+        """Curves of the named metrics (all when none is named), at most `points` points each."""
+        params = {"keys": ",".join(keys) or None, "attempt": attempt, "points": points}
+        return build(Metrics, self.get(f"/jobs/{self.job_id(ref)}/metrics", **params))
+
+    def nodes(self) -> list[Node]:
+        """The machines of the pool."""
+        return [build(Node, item) for item in self.pages("/nodes", 500)]
+
+    def me(self) -> Me:
+        """Who this client's token belongs to."""
+        return build(Me, self.get("/me"))
+
+    # --- Acting and waiting ----------------------------------------------------------------------------------------
+
+    def cancel(self, ref: JobRef, *, reason: str = "") -> Job:
+        """Ask a job to stop; returns it as it is now. Doing it again, or to an ended job, changes nothing."""
+        path = f"/jobs/{self.job_id(ref)}/cancel"
+        # Idempotent by itself; the key only tells the transport (and the server) that a repeat is the same wish.
+        return self._job(self.post(path, {"reason": reason}, key=new_key()))
+
+    def wait(self, ref: JobRef, *, timeout: float | None = None, on_change: Callable[[Job], None] | None = None) -> Job:
+        """Wait until a job has ended, at most `timeout` seconds, and return it. Uses long polls.
+
+        Outages of the server are waited out for ten minutes. Raises TimedOut when the time is over (the job goes on).
+        `on_change` gets the job at the beginning and at each change.
+        """
+        started = time.monotonic()
+        job = self.job(ref)
+        while True:
+            if on_change is not None:
+                on_change(job)
+            if job.is_terminal:
+                return job
+            job = self._next_version(job, started, timeout)
+
+    def _next_version(self, job: Job, started: float, timeout: float | None) -> Job:
+        """The job's next version, by as many long polls as it takes."""
+        failures, failing_since = 0, 0.0
+        tag = f'"{job.version}"'
+        while True:
+            now = time.monotonic()
+            left = math.inf if timeout is None else started + timeout - now
+            if left <= 0:
+                raise TimedOut(
+                    f"job {job.id} has not ended within {timeout:g} s, it is {job.state}",
+                    fix=f"it goes on; wait again with `gang wait {job.id}`",
+                )
+            try:
+                answer = self._poll(job.id, tag, max(1, math.ceil(min(HOLD_SECONDS, left))))
+            except Unreachable as error:
+                failing_since = now if failures == 0 else failing_since
+                if now - failing_since > PATIENCE_SECONDS:
+                    raise
+                if failures == 0 and self.on_trouble is not None:
+                    self.on_trouble(error.detail)
+                time.sleep(min(left, PAUSES_SECONDS[min(failures, len(PAUSES_SECONDS) - 1)]))
+                failures += 1
+                continue
+            failures = 0
+            if answer.status_code != 304:
+                newer = self._job(self.transport.decoded(answer))
+                if newer.version != job.version or newer.is_terminal:
+                    return newer
+            if time.monotonic() - now < 0.2:
+                time.sleep(min(left, 0.5))  # a server or proxy that does not hold the poll must not be hammered
+
+    def _poll(self, job_id: int, tag: str, hold_seconds: int) -> Any:
+        call = Call(
+            method="GET",
+            path=f"/jobs/{job_id}",
+            params=query({"wait": hold_seconds}),
+            headers={"If-None-Match": tag},
+            timeout_seconds=hold_seconds + 15.0,
+        )
+        return self.transport.send(call, accept=frozenset({304}))
+
+    def _job(self, answer: Any) -> Job:
+        return build(Job, answer).of(self)
+
+
+@contextlib.contextmanager
+def _packed(folder: Path) -> Iterator[PackedBundle]:
+    """A folder's bundle, removed afterwards."""
+    from gangline.protocol.bundles import BundleError, pack_folder
+
+    try:
+        bundle = pack_folder(folder)
+    except BundleError as error:
+        raise GanglineError(error.reason, code="cannot_pack", fix=error.fix) from error
+    try:
+        yield bundle
+    finally:
+        bundle.path.unlink(missing_ok=True)
+
+
+def _checked_folder(job_file: JobFile) -> Path | None:
+    """The folder to pack, once it is known to hold the script that is to run."""
+    folder = folder_to_pack(job_file)
+    missing = missing_script(job_file, folder) if folder is not None and folder.is_dir() else None
+    if missing is not None:
+        raise missing
+    return folder
+
+
+def overrides(values: Overrides) -> tuple[tuple[str, str], ...]:
+    """`set` as pairs of dotted key and value text. Python values become JSON, which YAML reads the same way."""
+    if values is None:
+        return ()
+    if isinstance(values, Mapping):
+        return tuple((str(name), json.dumps(value)) for name, value in values.items())
+    return tuple(values)

@@ -1,0 +1,184 @@
+"""Routes of nodes (enrol, heartbeat, claim) and of supervisors (directive, rendezvous, streams, reports)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import FileResponse, Response
+
+from gangline.protocol.launch import Directive, NodeReport, decode, encode
+from gangline.protocol.names import API_PREFIX, TOKEN_PREFIXES
+from service import clock
+from service.api.deps import AppState, Body, CallingPart, JsonBody, Node, State, caller, json_response
+from service.auth.permissions import Action
+from service.auth.principals import Principal
+from service.db.tables import attempts, jobs
+from service.domain.spec import JobSpec
+from service.errors import InvalidRequest, NotFound
+from service.operations import report_attempt
+from service.operations.append_stream import append_stream
+from service.operations.claim_attempt import claim_attempt
+from service.operations.enrol_node import enrol_node
+from service.operations.heartbeat_node import GPUFacts, Heartbeat, heartbeat_node
+from service.operations.manage_identity import check_name
+from service.operations.report_attempt import Part, open_part, read_directive
+
+router = APIRouter(prefix=f"{API_PREFIX}/agent")
+DIRECTIVE_WAIT_SECONDS = 60.0
+_PART = "/attempts/{attempt_id}/nodes/{node_rank}"
+
+
+@router.post("/enrol")
+def post_enrol(
+    state: State, principal: Annotated[Principal, Depends(caller(Action.ENROL_NODE))], body: JsonBody
+) -> Response:
+    """A node joins the pool and gets a credential of its own."""
+    name = check_name(str(body.get("name", "")), "node name")
+    address = str(body.get("address", ""))
+    if not address or len(address) > 255 or any(c.isspace() for c in address):
+        raise InvalidRequest(f"address {address!r} is not an address that peers can reach")
+    credential = enrol_node(state.database, name=name, address=address, actor=principal.name)
+    return json_response({"node_name": name, "pool_id": state.pool_id, "credential": credential})
+
+
+@router.post("/heartbeat")
+def post_heartbeat(state: State, node: Node, body: JsonBody) -> Response:
+    """The node lives; the answer says what to start and what to forget."""
+    answer = heartbeat_node(state.database, state.settings, state.pool_id, node.id, _heartbeat(body))
+    return json_response(vars(answer))
+
+
+def _heartbeat(body: dict[str, Any]) -> Heartbeat:
+    try:
+        inventory = body["inventory"]
+        return Heartbeat(
+            incarnation=str(body["incarnation"]),
+            boot_id=str(body["boot_id"]),
+            version=str(body["version"]),
+            cpus=float(inventory["cpus"]),
+            memory_bytes=int(inventory["memory_bytes"]),
+            gpus=tuple(
+                GPUFacts(
+                    index=int(gpu["index"]),
+                    uuid=str(gpu["uuid"]),
+                    kind=str(gpu["kind"]),
+                    model=str(gpu["model"]),
+                    memory_bytes=int(gpu["memory_bytes"]),
+                    link_group=gpu.get("link_group"),
+                    numa_node=gpu.get("numa_node"),
+                )
+                for gpu in inventory["gpus"]
+            ),
+            attempts=frozenset(int(attempt) for attempt in body["attempts"]),
+            process_sets=frozenset(int(attempt) for attempt in body["process_sets"]),
+            quarantined={str(uuid): str(why) for uuid, why in dict(body.get("quarantined") or {}).items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest(f"not a heartbeat: {type(error).__name__} {error}") from error
+
+
+@router.post("/attempts/{attempt_id}/claim")
+def post_claim(state: State, node: Node, attempt_id: int, body: JsonBody) -> Response:
+    """The node claims its part with a token that it made; the same token gets the same answer."""
+    token = body.get("token")
+    if not isinstance(token, str) or not token.startswith(TOKEN_PREFIXES["attempt"]) or len(token) < 36:
+        raise InvalidRequest("token must be a fresh random token with the prefix of attempts")
+    plan = claim_attempt(
+        state.database,
+        state.settings,
+        state.pool_id,
+        node,
+        attempt_id,
+        token=token,
+        incarnation=str(body.get("incarnation", "")),
+    )
+    return json_response(encode(plan))
+
+
+@router.get(f"{_PART}/directive")
+async def get_directive(
+    state: State,
+    part: CallingPart,
+    version: Annotated[int, Query(ge=0)] = 0,
+    wait: Annotated[float, Query(ge=0)] = 0.0,
+) -> Response:
+    """What is wanted of the supervisor; with `wait`, as soon as that is newer than `version`."""
+    deadline = clock.monotonic() + min(wait, DIRECTIVE_WAIT_SECONDS)
+    with state.bus.subscribe(f"directive:{part.attempt_id}") as subscription:
+        while True:
+            directive = await run_in_threadpool(_read_directive, state, part)
+            left = deadline - clock.monotonic()
+            if directive.version > version or left <= 0 or state.bus.is_closed:
+                return json_response(encode(directive))
+            await subscription.wait(left if state.database.is_sqlite else min(left, 0.5))
+
+
+def _read_directive(state: AppState, part: Part) -> Directive:
+    with state.database.read() as connection:
+        return read_directive(connection, part)
+
+
+@router.post(f"{_PART}/rendezvous")
+def post_rendezvous(state: State, part: CallingPart, body: JsonBody) -> Response:
+    """Node rank 0 tells where rank 0 listens."""
+    address, port = body.get("address"), body.get("port")
+    if not isinstance(address, str) or not isinstance(port, int) or not 0 < port < 65536 or part.node_rank != 0:
+        raise InvalidRequest("node rank 0 must give an address and a port")
+    return json_response(encode(report_attempt.report_rendezvous(state.database, part, address=address, port=port)))
+
+
+@router.post(f"{_PART}/started")
+def post_started(state: State, part: CallingPart, body: JsonBody) -> Response:
+    """All ranks of the node run."""
+    sent_at = body.get("sent_at", 0.0)
+    if isinstance(sent_at, bool) or not isinstance(sent_at, int | float):
+        raise InvalidRequest("sent_at must be epoch seconds")
+    return json_response(encode(report_attempt.report_started(state.database, part, sent_at=float(sent_at))))
+
+
+@router.put(f"{_PART}/streams/{{kind}}/{{rank}}")
+def put_stream(
+    state: State, part: CallingPart, kind: str, rank: int, offset: Annotated[int, Query(ge=0)], body: Body
+) -> Response:
+    """Bytes of a rank's log or events, at their offset."""
+    size = append_stream(state.database, state.streams, part, kind, rank, offset, body)
+    return json_response({"size": size})
+
+
+@router.post(f"{_PART}/failing")
+def post_failing(state: State, part: CallingPart, body: JsonBody) -> Response:
+    """The first failure on the node."""
+    directive = report_attempt.report_failing(state.database, state.settings, part, _report(body))
+    return json_response(encode(directive))
+
+
+@router.post(f"{_PART}/ended")
+def post_ended(state: State, part: CallingPart, body: JsonBody) -> Response:
+    """The attempt has ended on the node."""
+    report_attempt.report_ended(state.database, state.settings, part, _report(body))
+    return json_response({})
+
+
+def _report(body: dict[str, Any]) -> NodeReport:
+    try:
+        return decode(NodeReport, body)
+    except ValueError as error:
+        raise InvalidRequest(f"not a node report: {error}") from error
+
+
+@router.get(f"{_PART}/bundle")
+def get_bundle(state: State, part: CallingPart) -> Response:
+    """The job's code."""
+    with state.database.read() as connection:
+        open_part(connection, part)
+        spec = connection.execute(
+            select(jobs.c.spec).join(attempts, attempts.c.job_id == jobs.c.id).where(attempts.c.id == part.attempt_id)
+        ).scalar_one()
+    digest = JobSpec.from_json(spec).code.bundle
+    path = state.bundles.path(digest) if digest else None
+    if path is None or not path.is_file():
+        raise NotFound(f"attempt {part.attempt_id} has no stored bundle")
+    return FileResponse(path, media_type="application/gzip")

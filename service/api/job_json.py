@@ -1,0 +1,150 @@
+"""A job as the API shows it, from its rows. Pure, but for `load_attempts`, which reads the open attempts of a page."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select
+
+from service.clock import rfc3339
+from service.db.tables import allocations, attempt_nodes, attempts, nodes
+from service.domain.progress import Progress
+from service.domain.states import AttemptState
+
+
+def job_json(
+    row: Any, *, attempt: dict[str, Any] | None, progress: Progress | None, now: float, is_insider: bool, is_whole: bool
+) -> dict[str, Any]:
+    """One job. `is_insider`: may see its inside; `is_whole`: with spec and every rank (not in lists)."""
+    cause = json.loads(row.cause) if row.cause else None
+    if cause is not None:
+        cause.pop("fault", None)
+        if not is_insider:
+            cause["error"] = None
+            cause["sentence"] = f"Ended as {cause['outcome']}."
+        if not is_whole:
+            cause.pop("ranks", None)
+    return {
+        "id": row.id,
+        "name": row.name,
+        "owner": row.owner,
+        "team": row.team,
+        "private": row.is_private,
+        "state": row.state,
+        "submitted_at": rfc3339(row.submitted_at),
+        "started_at": rfc3339(row.started_at),
+        "ended_at": rfc3339(row.ended_at),
+        "resources": {
+            "nodes": row.num_nodes,
+            "gpus_per_node": row.gpus_per_node,
+            "gpus": row.num_nodes * row.gpus_per_node,
+            "gpu": row.gpu_type,
+        },
+        "processes_per_node": row.processes_per_node,
+        "priority": row.priority,
+        "tags": json.loads(row.tags),
+        "attempts": row.num_attempts,
+        "attempt": attempt,
+        "reason": json.loads(row.reason) if row.reason else None,
+        "outcome": row.outcome,
+        "cause": cause,
+        "progress": progress_json(progress, now) if progress and is_insider else None,
+        "cost": {"gpu_seconds": round(row.gpu_seconds + (attempt["held_gpu_seconds"] if attempt else 0.0), 3)},
+        "version": row.version,
+        "spec": json.loads(row.spec) if is_insider and is_whole else None,
+    }
+
+
+def progress_json(progress: Progress, now: float) -> dict[str, Any]:
+    """Progress as the API shows it."""
+    fraction = None
+    if progress.step is not None and progress.total_steps:
+        fraction = min(1.0, progress.step / progress.total_steps)
+    return {
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "fraction": fraction,
+        "eta_seconds": progress.eta_seconds(now),
+        "phase": progress.phase,
+        "checkpoint": progress.checkpoint,
+        "metrics": progress.metrics,
+        "updated_at": rfc3339(progress.updated_at),
+    }
+
+
+def load_attempts(
+    connection: Connection, job_ids: Sequence[int], now: float
+) -> dict[int, tuple[dict[str, Any] | None, Progress | None]]:
+    """Per job: its open attempt as JSON (None when it has none) and the progress of its latest attempt."""
+    if not job_ids:
+        return {}
+    latest = (
+        select(attempts.c.job_id, func.max(attempts.c.number).label("number"))
+        .where(attempts.c.job_id.in_(job_ids))
+        .group_by(attempts.c.job_id)
+        .subquery()
+    )
+    rows = connection.execute(
+        select(attempts).join(latest, (attempts.c.job_id == latest.c.job_id) & (attempts.c.number == latest.c.number))
+    ).all()
+    open_ids = [row.id for row in rows if row.state != AttemptState.ENDED]
+    shares = _load_shares(connection, open_ids, now) if open_ids else {}
+    return {row.job_id: (_attempt_json(row, shares), _progress(row)) for row in rows}
+
+
+def _progress(row: Row[Any]) -> Progress | None:
+    return Progress.from_json(json.loads(row.progress)) if row.progress else None
+
+
+def _attempt_json(row: Row[Any], shares: dict[int, list[dict[str, Any]]]) -> dict[str, Any] | None:
+    if row.state == AttemptState.ENDED:
+        return None
+    parts = shares.get(row.id, [])
+    return {
+        "id": row.id,
+        "number": row.number,
+        "state": row.state,
+        "nodes": [{key: value for key, value in part.items() if key != "held_gpu_seconds"} for part in parts],
+        "held_gpu_seconds": round(sum(part["held_gpu_seconds"] for part in parts), 3),
+    }
+
+
+def _load_shares(connection: Connection, attempt_ids: Sequence[int], now: float) -> dict[int, list[dict[str, Any]]]:
+    rows = connection.execute(
+        select(
+            attempt_nodes.c.id,
+            attempt_nodes.c.attempt_id,
+            attempt_nodes.c.node_rank,
+            attempt_nodes.c.state,
+            attempt_nodes.c.created_at,
+            nodes.c.name,
+            allocations.c.gpu_index,
+        )
+        .join(nodes, nodes.c.id == attempt_nodes.c.node_id, isouter=True)
+        .join(
+            allocations,
+            (allocations.c.attempt_node_id == attempt_nodes.c.id) & allocations.c.released_at.is_(None),
+            isouter=True,
+        )
+        .where(attempt_nodes.c.attempt_id.in_(attempt_ids))
+        .order_by(attempt_nodes.c.attempt_id, attempt_nodes.c.node_rank, allocations.c.gpu_index)
+    )
+    parts: dict[int, dict[str, Any]] = {}
+    by_attempt: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row.id not in parts:
+            parts[row.id] = {
+                "name": row.name,
+                "node_rank": row.node_rank,
+                "state": row.state,
+                "gpus": [],
+                "held_gpu_seconds": 0.0,
+            }
+            by_attempt[row.attempt_id].append(parts[row.id])
+        if row.gpu_index is not None:
+            parts[row.id]["gpus"].append(row.gpu_index)
+            parts[row.id]["held_gpu_seconds"] += now - row.created_at
+    return by_attempt

@@ -1,0 +1,345 @@
+"""Routes of jobs: submit, dry run, list, show (conditional, long-poll), why, events, cancel."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from sqlalchemy import Connection, Row, and_, func, or_, select, tuple_
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from gangline.protocol.names import API_PREFIX, IDEMPOTENCY_HEADER, REPLAYED_HEADER
+from gangline.protocol.outcomes import JobState
+from service import clock
+from service.api.deps import (
+    JOB_ROW,
+    AppState,
+    Body,
+    JsonBody,
+    State,
+    allowed_job,
+    caller,
+    job_facts,
+    json_response,
+    json_text_response,
+)
+from service.api.job_json import job_json, load_attempts
+from service.auth.permissions import Action, may_read
+from service.auth.principals import Principal
+from service.clock import rfc3339
+from service.db.tables import events, jobs, teams, users
+from service.errors import InvalidRequest
+from service.operations.cancel_job import cancel_job
+from service.operations.submit_job import SUBMITTED, check_submission, replay, request_hash, submit_job
+from service.scheduler.load_world import load_world
+from service.scheduler.plan import Place, plan
+from service.scheduler.world import WaitingJob, World
+from service.schemas.parse_spec import parse_spec
+
+router = APIRouter(prefix=f"{API_PREFIX}/jobs")
+PAGE_LIMIT = 200
+WAIT_LIMIT_SECONDS = 60.0
+KEY_LIMIT = 200
+
+
+@router.post("", status_code=201)
+def post_job(
+    request: Request,
+    state: State,
+    body: Body,
+    principal: Annotated[Principal, Depends(caller(Action.JOB_SUBMIT))],
+    dry_run: bool = False,
+    key: Annotated[str | None, Header(alias=IDEMPOTENCY_HEADER)] = None,
+) -> Response:
+    """Submit a job, or with `dry_run` only check it."""
+    overrides = request.query_params.getlist("set")
+    hashed = ""
+    if key is not None and not dry_run:
+        if not 0 < len(key) <= KEY_LIMIT:
+            raise InvalidRequest(f"{IDEMPOTENCY_HEADER} must have 1 to {KEY_LIMIT} characters")
+        hashed = request_hash(body, request.url.query)
+        first = replay(state.database, principal, key, hashed)
+        if first is not None:
+            return _created(first, is_replay=True)
+    spec = parse_spec(body, request.headers.get("content-type", "application/json"), overrides)
+    submission = check_submission(state.database, state.settings, state.shapes, principal, spec)
+    gang = submission.gang
+    if dry_run:
+        return json_response(
+            {
+                "valid": True,
+                "spec": json.loads(spec.to_json()),
+                "team": submission.team,
+                "resources": {
+                    "nodes": gang.num_nodes,
+                    "gpus_per_node": gang.gpus_per_node,
+                    "gpus": gang.num_nodes * gang.gpus_per_node,
+                    "gpu": spec.resources.gpu_type,
+                },
+                "processes_per_node": gang.processes_per_node,
+                "reason": _would_wait(state, submission),
+            }
+        )
+
+    def describe(job_id: int, values: dict[str, Any]) -> str:
+        row = SimpleNamespace(
+            **values,
+            id=job_id,
+            owner=principal.name,
+            team=submission.team,
+            started_at=None,
+            ended_at=None,
+            outcome=None,
+            cause=None,
+        )
+        told = job_json(row, attempt=None, progress=None, now=values["submitted_at"], is_insider=True, is_whole=True)
+        return json.dumps(told, ensure_ascii=False)
+
+    text, is_replay = submit_job(state.database, principal, submission, key=key, hashed=hashed, describe=describe)
+    return _created(text, is_replay=is_replay)
+
+
+def _created(text: str, *, is_replay: bool) -> Response:
+    # The id is the first member that job_json writes, so the text need not be parsed again.
+    job_id = text[len('{"id": ') : text.index(",")]
+    headers = {"Location": f"{API_PREFIX}/jobs/{job_id}"}
+    if is_replay:
+        headers[REPLAYED_HEADER] = "true"
+    return json_text_response(text, 201, headers)
+
+
+def _would_wait(state: AppState, submission: Any) -> dict[str, str] | None:
+    """Why the job would wait if it were submitted now; None when it would start at once."""
+    gang, spec = submission.gang, submission.spec
+    with state.database.read() as connection:
+        now = state.database.now(connection)
+        world, _ = load_world(connection, now, state.settings.heartbeat_seconds * 2 + 1)
+    newcomer = WaitingJob(
+        id=2**62,
+        priority=spec.priority,
+        submitted_at=now,
+        num_nodes=gang.num_nodes,
+        gpus_per_node=gang.gpus_per_node,
+        gpu_type=spec.resources.gpu_type,
+        cpus_per_node=gang.cpus_per_node,
+        memory_bytes_per_node=gang.memory_bytes_per_node,
+    )
+    decided = plan(World(nodes=world.nodes, waiting=(*world.waiting, newcomer)), now)
+    if any(isinstance(place, Place) and place.job_id == newcomer.id for place in decided.places):
+        return None
+    return next(wait.reason.to_json() for wait in decided.waits if wait.job_id == newcomer.id)
+
+
+@router.get("")
+def list_jobs(
+    state: State,
+    principal: Annotated[Principal, Depends(caller(Action.JOB_LIST))],
+    state_filter: Annotated[str | None, Query(alias="state")] = None,
+    owner: str | None = None,
+    team: str | None = None,
+    name: str | None = None,
+    tag: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT)] = 50,
+    cursor: str | None = None,
+) -> Response:
+    """A page of jobs, newest first, by keyset cursor."""
+    query = JOB_ROW.order_by(jobs.c.submitted_at.desc(), jobs.c.id.desc()).limit(limit + 1)
+    if not principal.is_admin:
+        mine = [team_id for team_id, _ in principal.teams]
+        query = query.where(or_(~jobs.c.is_private, jobs.c.owner_id == principal.user_id, jobs.c.team_id.in_(mine)))
+    if state_filter:
+        wanted = state_filter.split(",")
+        unknown = [word for word in wanted if word not in list(JobState)]
+        if unknown:
+            raise InvalidRequest(f"unknown state {', '.join(unknown)}", fix=f"States: {', '.join(JobState)}.")
+        query = query.where(jobs.c.state.in_(wanted))
+    if owner:
+        query = query.where(users.c.name == (principal.name if owner == "me" else owner))
+    if team:
+        query = query.where(teams.c.name == team)
+    if name:
+        query = query.where(jobs.c.name == name)
+    if tag:
+        key, _, value = tag.partition("=")
+        member = json.dumps(key, ensure_ascii=False) + ": " + (json.dumps(value, ensure_ascii=False) if value else "")
+        query = query.where(jobs.c.tags.contains(member, autoescape=True))
+    if cursor:
+        query = query.where(tuple_(jobs.c.submitted_at, jobs.c.id) < tuple_(*_read_cursor(cursor)))
+    with state.database.read() as connection:
+        now = state.database.now(connection)
+        rows = connection.execute(query).all()
+        page = rows[:limit]
+        extras = load_attempts(connection, [row.id for row in page if row.num_attempts], now)
+    items = [_brief(row, extras.get(row.id, (None, None)), principal, now) for row in page]
+    following = _write_cursor(page[-1]) if len(rows) > limit else None
+    return json_response({"items": items, "next": following})
+
+
+def _brief(row: Row[Any], extra: tuple[Any, Any], principal: Principal, now: float) -> dict[str, Any]:
+    attempt, progress = extra
+    told = job_json(
+        row,
+        attempt=attempt,
+        progress=progress,
+        now=now,
+        is_insider=may_read(principal, job_facts(row)),
+        is_whole=False,
+    )
+    del told["spec"]
+    return told
+
+
+def _write_cursor(row: Row[Any]) -> str:
+    return base64.urlsafe_b64encode(f"{row.submitted_at!r} {row.id}".encode()).decode()
+
+
+def _read_cursor(cursor: str) -> tuple[float, int]:
+    try:
+        submitted_at, job_id = base64.urlsafe_b64decode(cursor).decode().split(" ")
+        return float(submitted_at), int(job_id)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"cursor {cursor!r} is not one that a list gave", fix="Use `next` as it came.") from error
+
+
+@router.get("/{job_id}")
+async def get_job(
+    request: Request,
+    state: State,
+    principal: Annotated[Principal, Depends(caller(Action.JOB_SEE))],
+    job_id: int,
+    wait: Annotated[float, Query(ge=0)] = 0.0,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """One job. With If-None-Match: 304 while unchanged; with `wait` too: answer once it changes."""
+    deadline = clock.monotonic() + min(wait, WAIT_LIMIT_SECONDS)
+    with state.bus.subscribe(f"job:{job_id}") as subscription:
+        while True:
+            told = await run_in_threadpool(_show, state, principal, job_id)
+            etag = f'"{told["version"]}"'
+            if if_none_match is None or etag not in [part.strip() for part in if_none_match.split(",")]:
+                return json_response(told, headers={"ETag": etag})
+            left = deadline - clock.monotonic()
+            if left <= 0 or state.bus.is_closed:
+                return Response(status_code=304, headers={"ETag": etag})
+            # Other processes' changes are not published here: on PostgreSQL, look again by oneself.
+            await subscription.wait(left if state.database.is_sqlite else min(left, 0.5))
+
+
+def _show(state: AppState, principal: Principal, job_id: int) -> dict[str, Any]:
+    with state.database.read() as connection:
+        row = allowed_job(connection, principal, job_id, Action.JOB_SEE)
+        now = state.database.now(connection)
+        attempt, progress = load_attempts(connection, [job_id], now).get(job_id, (None, None))
+        is_insider = may_read(principal, job_facts(row))
+        return job_json(row, attempt=attempt, progress=progress, now=now, is_insider=is_insider, is_whole=True)
+
+
+@router.get("/{job_id}/why")
+def get_why(state: State, principal: Annotated[Principal, Depends(caller(Action.JOB_SEE))], job_id: int) -> Response:
+    """Why the job waits: the reason, what is ahead of it, whether it can ever start."""
+    with state.database.read() as connection:
+        row = allowed_job(connection, principal, job_id, Action.JOB_SEE)
+        ahead = _ahead(connection, principal, row) if row.state == JobState.WAITING else {"count": 0, "jobs": []}
+    reason = json.loads(row.reason) if row.reason else None
+    if reason is None and row.state == JobState.WAITING:
+        reason = SUBMITTED.to_json()
+    return json_response(
+        {
+            "id": row.id,
+            "state": row.state,
+            "reason": reason,
+            "ahead": ahead,
+            "can_ever_start": row.state == JobState.WAITING and (reason or {}).get("code") != "never_fits",
+            "estimated_start": None,
+        }
+    )
+
+
+AHEAD_SHOWN = 20
+
+
+def _ahead(connection: Connection, principal: Principal, row: Row[Any]) -> dict[str, Any]:
+    condition = and_(
+        jobs.c.state == JobState.WAITING,
+        or_(
+            jobs.c.priority > row.priority,
+            and_(
+                jobs.c.priority == row.priority,
+                tuple_(jobs.c.submitted_at, jobs.c.id) < tuple_(row.submitted_at, row.id),
+            ),
+        ),
+    )
+    count = connection.execute(select(func.count()).select_from(jobs).where(condition)).scalar_one()
+    holders = connection.execute(
+        JOB_ROW.where(jobs.c.state.in_([JobState.RUNNING, JobState.STARTING, JobState.STOPPING]))
+        .order_by(jobs.c.started_at)
+        .limit(AHEAD_SHOWN)
+    ).all()
+    waiting = connection.execute(
+        JOB_ROW.where(condition).order_by(jobs.c.priority.desc(), jobs.c.submitted_at, jobs.c.id).limit(AHEAD_SHOWN)
+    ).all()
+    return {"count": count, "jobs": [_face(principal, other) for other in [*waiting, *holders]]}
+
+
+def _face(principal: Principal, row: Row[Any]) -> dict[str, Any]:
+    """A job as anybody may see it: a private one only as such."""
+    facts = {"state": row.state, "gpus": row.num_nodes * row.gpus_per_node}
+    if row.is_private and not may_read(principal, job_facts(row)):
+        return {"id": None, "name": f"a private job of team {row.team}", "owner": None, **facts}
+    return {"id": row.id, "name": row.name, "owner": row.owner, **facts}
+
+
+@router.get("/{job_id}/events")
+def get_events(
+    state: State,
+    principal: Annotated[Principal, Depends(caller(Action.JOB_SEE))],
+    job_id: int,
+    after: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """The job's history, oldest first, from after an event id."""
+    with state.database.read() as connection:
+        row = allowed_job(connection, principal, job_id, Action.JOB_SEE)
+        is_insider = may_read(principal, job_facts(row))
+        found = connection.execute(
+            select(events).where(events.c.job_id == job_id, events.c.id > after).order_by(events.c.id).limit(limit + 1)
+        ).all()
+    items = [
+        {
+            "id": event.id,
+            "at": rfc3339(event.at),
+            "kind": event.kind,
+            "actor": event.actor,
+            "attempt": event.attempt_number,
+            "node": event.node_name,
+            "text": event.text if is_insider else "",
+            "data": json.loads(event.data) if is_insider else {},
+        }
+        for event in found[:limit]
+    ]
+    return json_response({"items": items, "next": items[-1]["id"] if len(found) > limit else None})
+
+
+@router.post("/{job_id}/cancel", status_code=202)
+def post_cancel(
+    state: State, principal: Annotated[Principal, Depends(caller(Action.JOB_CANCEL))], job_id: int, body: JsonBody
+) -> Response:
+    """Cancel a job. Again, or after its end, changes nothing."""
+    reason = body.get("reason", "")
+    if not isinstance(reason, str) or len(reason) > 1000:
+        raise InvalidRequest("reason must be a text of at most 1000 characters")
+    with state.database.read() as connection:
+        allowed_job(connection, principal, job_id, Action.JOB_CANCEL)
+    is_accepted = cancel_job(
+        state.database,
+        job_id,
+        actor=principal.name,
+        reason=reason,
+        settle_seconds=state.settings.settle_seconds,
+    )
+    return json_response(_show(state, principal, job_id), 202 if is_accepted else 200)

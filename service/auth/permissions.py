@@ -1,0 +1,97 @@
+"""The one authorisation function: who may do what, as a table.
+
+Visible to the whole pool: name, owner, state, GPUs, times and reason of a job. To its team: spec, logs, metrics. A
+private job does not exist for others. Refusals: 404 for what must not be seen, 403 for what may be seen but not done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from service.auth.principals import Principal
+from service.errors import Forbidden, NotFound
+
+
+class Action(StrEnum):
+    """What a route does."""
+
+    JOB_SUBMIT = "job_submit"
+    JOB_LIST = "job_list"
+    JOB_SEE = "job_see"
+    """Its public face: name, owner, state, GPUs, times, reason."""
+    JOB_READ = "job_read"
+    """Its inside: spec, logs, metrics, traceback."""
+    JOB_CANCEL = "job_cancel"
+    POOL_SEE = "pool_see"
+    BUNDLE_WRITE = "bundle_write"
+    OWN_TOKENS = "own_tokens"
+    """List, make and revoke one's own tokens."""
+    ADMINISTER = "administer"
+    """Users, teams, everybody's tokens."""
+    ENROL_NODE = "enrol_node"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What authorisation needs to know of a job."""
+
+    job_id: int
+    owner_id: int
+    team_id: int
+    is_private: bool
+
+
+def _insider(principal: Principal, job: JobFacts | None) -> bool:
+    return job is not None and (
+        principal.is_admin or principal.user_id == job.owner_id or principal.is_member(job.team_id)
+    )
+
+
+def _owner_or_admin(principal: Principal, job: JobFacts | None) -> bool:
+    return job is not None and (principal.is_admin or principal.user_id == job.owner_id)
+
+
+def _anybody(principal: Principal, job: JobFacts | None) -> bool:
+    return True
+
+
+def _admin(principal: Principal, job: JobFacts | None) -> bool:
+    return principal.is_admin
+
+
+RULES: Final[Mapping[Action, Callable[[Principal, JobFacts | None], bool]]] = {
+    Action.JOB_SUBMIT: _anybody,
+    Action.JOB_LIST: _anybody,
+    Action.JOB_SEE: _anybody,
+    Action.JOB_READ: _insider,
+    Action.JOB_CANCEL: _owner_or_admin,
+    Action.POOL_SEE: _anybody,
+    Action.BUNDLE_WRITE: _anybody,
+    Action.OWN_TOKENS: _anybody,
+    Action.ADMINISTER: _admin,
+    Action.ENROL_NODE: _anybody,
+}
+
+
+def authorise(principal: Principal, action: Action, job: JobFacts | None = None) -> None:
+    """Return if `principal` may do `action` (on `job`). Raises NotFound or Forbidden."""
+    is_enrolment = principal.token_kind == "enrolment"
+    if is_enrolment is not (action is Action.ENROL_NODE):
+        raise Forbidden(
+            f"a token of kind {principal.token_kind} cannot do {action}",
+            fix="Use a token of kind enrolment to enrol nodes, and one of kind user for everything else.",
+        )
+    if job is not None and job.is_private and not _insider(principal, job):
+        raise NotFound(f"there is no job {job.job_id}")
+    if not RULES[action](principal, job):
+        if job is not None:
+            raise Forbidden(f"job {job.job_id} belongs to another team; {principal.name} may not do {action} on it")
+        raise Forbidden(f"{principal.name} is not an admin")
+
+
+def may_read(principal: Principal, job: JobFacts) -> bool:
+    """Whether the inside of the job may be shown; for leaving it out of an answer instead of refusing."""
+    return _insider(principal, job)

@@ -1,0 +1,1 @@
+"""The database: tables, transactions, migrations, and the only writer of a state (`transitions`)."""

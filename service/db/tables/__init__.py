@@ -1,0 +1,31 @@
+"""All tables. Importing this module registers every table on `METADATA`."""
+
+from service.db.tables.attempts import allocations, attempt_nodes, attempts
+from service.db.tables.base import METADATA
+from service.db.tables.identity import bundles, idempotency_keys, memberships, teams, tokens, users
+from service.db.tables.jobs import events, jobs, outbox
+from service.db.tables.nodes import gpus, nodes
+from service.db.tables.plumbing import leader_lease, pool
+from service.db.tables.streams import metric_buckets, streams
+
+__all__ = [
+    "METADATA",
+    "allocations",
+    "attempt_nodes",
+    "attempts",
+    "bundles",
+    "events",
+    "gpus",
+    "idempotency_keys",
+    "jobs",
+    "leader_lease",
+    "memberships",
+    "metric_buckets",
+    "nodes",
+    "outbox",
+    "pool",
+    "streams",
+    "teams",
+    "tokens",
+    "users",
+]

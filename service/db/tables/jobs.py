@@ -1,0 +1,71 @@
+"""Jobs, the events that tell their history, and the outbox of hints that follow a commit."""
+
+from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
+
+from service.db.tables.base import METADATA, BigId, json_column, state_check, state_column, time_column
+from service.domain.states import JobState
+
+jobs = Table(
+    "jobs",
+    METADATA,
+    Column("id", BigId, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("owner_id", ForeignKey("users.id"), nullable=False),
+    Column("team_id", ForeignKey("teams.id"), nullable=False),
+    Column("is_private", Boolean, nullable=False),
+    json_column("spec", nullable=False),
+    # What the scheduler needs, resolved once at submission.
+    Column("num_nodes", Integer, nullable=False),
+    Column("gpus_per_node", Integer, nullable=False),
+    Column("gpu_type", Text),
+    Column("cpus_per_node", Double, nullable=False),
+    Column("memory_bytes_per_node", BigInteger, nullable=False),
+    Column("processes_per_node", Integer, nullable=False),
+    Column("priority", Integer, nullable=False),
+    json_column("tags", nullable=False),
+    state_column(JobState),
+    Column("version", BigInteger, nullable=False),
+    Column("is_cancel_wished", Boolean, nullable=False),
+    Column("cancel_detail", Text, nullable=False),
+    json_column("reason"),
+    Column("outcome", Text),
+    json_column("cause"),
+    Column("num_attempts", Integer, nullable=False),
+    Column("num_charged_retries", Integer, nullable=False),
+    Column("num_pool_retries", Integer, nullable=False),
+    Column("start_reason", Text, nullable=False),
+    time_column("not_before"),
+    time_column("submitted_at", nullable=False),
+    time_column("started_at"),
+    time_column("ended_at"),
+    Column("gpu_seconds", Double, nullable=False),
+    state_check(JobState),
+    Index("ix_jobs_submitted_at_id", "submitted_at", "id"),
+    Index("ix_jobs_state_submitted_at_id", "state", "submitted_at", "id"),
+    Index("ix_jobs_owner_id_submitted_at_id", "owner_id", "submitted_at", "id"),
+    Index("ix_jobs_team_id_submitted_at_id", "team_id", "submitted_at", "id"),
+)
+
+events = Table(
+    "events",
+    METADATA,
+    Column("id", BigId, primary_key=True),
+    time_column("at", nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE")),
+    Column("attempt_number", Integer),
+    Column("node_name", Text),
+    Column("text", Text, nullable=False),
+    json_column("data", nullable=False),
+    Index("ix_events_job_id_id", "job_id", "id"),
+)
+
+outbox = Table(
+    "outbox",
+    METADATA,
+    Column("id", BigId, primary_key=True),
+    Column("queue", Text, nullable=False),
+    Column("attempt_id", BigInteger, nullable=False),
+    time_column("created_at", nullable=False),
+)

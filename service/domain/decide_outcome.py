@@ -1,0 +1,216 @@
+"""`decide_outcome(node_reports, intent)`: why an attempt ended, from what its nodes report. Pure.
+
+Order of evidence: what we asked for (cancel, limit), then failures by class, then by server-corrected time. Losses of a
+peer and ranks that we stopped are secondary: they never name the cause while something else does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gangline.protocol.launch import ErrorRecord, NodeReport, RankReport
+from gangline.protocol.outcomes import Outcome, StopIntent
+from service.domain.known_errors import recognise_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeEnding:
+    """How an attempt ended on one node: its report, or none when the node was lost or never claimed its part."""
+
+    node_name: str
+    node_rank: int
+    report: NodeReport | None
+    is_lost: bool = False
+    clock_offset_seconds: float = 0.0
+    """Server clock minus node clock; added to the node's times before they are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why an attempt ended: the outcome with what names it. `detail` completes the outcome's sentence."""
+
+    outcome: Outcome
+    detail: str
+    fix: str | None = None
+    """A fix for just this error; None: the outcome's own."""
+    node_name: str | None = None
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    error: ErrorRecord | None = None
+    note: str = ""
+
+
+_INTENT_OUTCOMES: Final = {
+    StopIntent.CANCEL: Outcome.CANCELLED,
+    StopIntent.TIME_LIMIT: Outcome.TIME_LIMIT,
+    StopIntent.PREEMPT: Outcome.PREEMPTED,
+    StopIntent.DRAIN: Outcome.PREEMPTED,
+    StopIntent.START_DEADLINE: Outcome.LAUNCH_FAILED,
+}
+"""Outcomes that our own decision makes, whatever the ranks then did. A cancel wins over everything (I-08)."""
+
+_MISSING_PACKAGE: Final = frozenset({"ModuleNotFoundError"})
+_OUT_OF_MEMORY: Final = frozenset({"OutOfMemoryError", "MemoryError"})
+
+
+def decide_outcome(
+    endings: Sequence[NodeEnding], intent: StopIntent | None, *, intent_detail: str = "", is_command: bool = False
+) -> Cause:
+    """The one cause of an attempt's end.
+
+    `intent` is why the service asked it to stop, None when it was not asked; `is_command`: exit code 127 means that the
+    program was not found.
+    """
+    note = _note(endings)
+    if intent in _INTENT_OUTCOMES and not (intent is StopIntent.TIME_LIMIT and not _any_stopped(endings)):
+        outcome = _INTENT_OUTCOMES[intent]
+        primary = _first_rank_failure(endings) if intent is StopIntent.START_DEADLINE else None
+        if primary is None:
+            return Cause(outcome=outcome, detail=intent_detail, note=note)
+    cut_off = [ending for ending in endings if ending.report and ending.report.stop_intent == StopIntent.DISCONNECTED]
+    if cut_off:
+        detail = f"{cut_off[0].node_name} was cut off and stopped its ranks, as on_disconnect: stop says"
+        return Cause(outcome=Outcome.NODE_LOST, detail=detail, node_name=cut_off[0].node_name, note=note)
+    node_failure = _first_node_failure(endings)
+    primary = _first_rank_failure(endings)
+    if node_failure is not None and (primary is None or primary.is_peer_loss or node_failure.precedes(primary.at)):
+        return node_failure.cause(note)
+    lost = [ending for ending in endings if ending.is_lost]
+    if primary is not None and not primary.is_peer_loss:
+        return primary.cause(note, is_command)
+    if lost:
+        names = ", ".join(ending.node_name for ending in lost)
+        return Cause(
+            outcome=Outcome.NODE_LOST, detail=f"{names} gave no sign of life", node_name=lost[0].node_name, note=note
+        )
+    if primary is not None:
+        return primary.peer_loss_cause(note)
+    missing = [ending for ending in endings if ending.report is None]
+    if missing:
+        names = ", ".join(ending.node_name for ending in missing)
+        return Cause(outcome=Outcome.LAUNCH_FAILED, detail=f"{names} never started its part", note=note)
+    if _any_stopped(endings):
+        return Cause(
+            outcome=Outcome.SUPERVISOR_LOST, detail="its ranks were stopped without a recorded reason", note=note
+        )
+    return Cause(outcome=Outcome.SUCCEEDED, detail="", exit_code=0, note=note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RankFailure:
+    node_name: str
+    at: float
+    report: RankReport
+
+    @property
+    def is_peer_loss(self) -> bool:
+        return self.report.is_peer_loss
+
+    def cause(self, note: str, is_command: bool) -> Cause:
+        rank = self.report
+        outcome, detail, fix = _classify(rank, is_command)
+        return Cause(
+            outcome=outcome,
+            detail=f"rank {rank.rank} on {self.node_name}: {detail}",
+            fix=fix,
+            node_name=self.node_name,
+            rank=rank.rank,
+            exit_code=rank.exit_code,
+            signal=rank.signal,
+            error=rank.error,
+            note=note,
+        )
+
+    def peer_loss_cause(self, note: str) -> Cause:
+        rank = self.report
+        return Cause(
+            outcome=Outcome.COMMUNICATION_ERROR,
+            detail=f"rank {rank.rank} on {self.node_name} lost its peers: {_ended(rank)}",
+            node_name=self.node_name,
+            rank=rank.rank,
+            exit_code=rank.exit_code,
+            signal=rank.signal,
+            error=rank.error,
+            note=note,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NodeFailure:
+    node_name: str
+    at: float
+    outcome: Outcome
+    message: str
+    fix: str
+
+    def precedes(self, at: float) -> bool:
+        # A missing script or a lost supervisor explains what its ranks then did; a limit only what came after it.
+        return self.outcome is not Outcome.TIME_LIMIT or self.at <= at
+
+    def cause(self, note: str) -> Cause:
+        return Cause(
+            outcome=self.outcome,
+            detail=f"{self.node_name}: {self.message}",
+            fix=self.fix or None,
+            node_name=self.node_name,
+            note=note,
+        )
+
+
+def _first_rank_failure(endings: Sequence[NodeEnding]) -> _RankFailure | None:
+    failures = [
+        _RankFailure(node_name=ending.node_name, at=rank.ended_at + ending.clock_offset_seconds, report=rank)
+        for ending in endings
+        if ending.report is not None
+        for rank in ending.report.ranks
+        if not rank.stopped_by_us and (rank.signal is not None or rank.exit_code not in (0, None))
+    ]
+    return min(failures, key=lambda failure: (failure.is_peer_loss, failure.at, failure.report.rank), default=None)
+
+
+def _first_node_failure(endings: Sequence[NodeEnding]) -> _NodeFailure | None:
+    failures = [
+        _NodeFailure(
+            node_name=ending.node_name,
+            at=ending.report.failure.at + ending.clock_offset_seconds,
+            outcome=Outcome(ending.report.failure.outcome),
+            message=ending.report.failure.message,
+            fix=ending.report.failure.fix,
+        )
+        for ending in endings
+        if ending.report is not None and ending.report.failure is not None
+    ]
+    return min(failures, key=lambda failure: (failure.at, failure.node_name), default=None)
+
+
+def _any_stopped(endings: Sequence[NodeEnding]) -> bool:
+    return any(rank.stopped_by_us for ending in endings if ending.report for rank in ending.report.ranks)
+
+
+def _note(endings: Sequence[NodeEnding]) -> str:
+    killed = any(rank.killed_after_grace for ending in endings if ending.report for rank in ending.report.ranks)
+    leftovers = [left for ending in endings if ending.report for left in ending.report.leftovers]
+    notes = (["killed after grace"] if killed else []) + ([f"left over: {', '.join(leftovers)}"] if leftovers else [])
+    return "; ".join(notes)
+
+
+def _classify(rank: RankReport, is_command: bool) -> tuple[Outcome, str, str | None]:
+    error = rank.error
+    if rank.exit_code == 127 and error is None and is_command:
+        return Outcome.CONFIG_ERROR, "exit code 127: a program that the command names was not found", None
+    if error is not None and error.type in _MISSING_PACKAGE:
+        return Outcome.ENVIRONMENT_ERROR, error.message, None
+    if error is not None and error.type in _OUT_OF_MEMORY:
+        return Outcome.OUT_OF_MEMORY, f"{error.type}: {error.message}", None
+    known = recognise_error(error) if error is not None else None
+    return Outcome.USER_ERROR, _ended(rank), known
+
+
+def _ended(rank: RankReport) -> str:
+    if rank.error is not None:
+        first_line = rank.error.message.strip().split("\n", 1)[0][:300]
+        return f"{rank.error.type}: {first_line}" if first_line else rank.error.type
+    if rank.signal is not None:
+        return f"ended by signal {rank.signal}"
+    return f"ended with exit code {rank.exit_code}"

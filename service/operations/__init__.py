@@ -1,0 +1,1 @@
+"""What users and nodes do, a file per verb. Each loads, decides and applies in one short transaction."""

@@ -1,0 +1,195 @@
+"""Accept bytes of a rank's log or events at an offset: stored once, in order, or refused with the present size.
+
+The bytes are written first, then the size advances by compare-and-set in the transaction that also checks the claim
+token and applies the events. A crash in between leaves bytes that do not exist.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from service.db.session import Database, Write
+from service.db.tables import attempts, jobs, metric_buckets, streams
+from service.db.transitions import add_event
+from service.domain.metric_pyramid import KEPT_BUCKETS, Bucket, buckets_of
+from service.domain.progress import Progress, ProgressEvent, advance, parse_event
+from service.errors import InvalidRequest, OffsetMismatch
+from service.operations.report_attempt import Part, open_part
+from service.storage.streams import StreamFiles
+
+KINDS: Final = ("log", "events")
+MAX_EVENT_BYTES: Final = 65_536
+PROGRESS_WAKE_SECONDS: Final = 0.5
+"""Watchers of a job are woken by progress at most this often."""
+
+_SIZE = select(streams.c.num_bytes).where(
+    streams.c.attempt_id == bindparam("a"), streams.c.kind == bindparam("k"), streams.c.rank == bindparam("r")
+)
+
+
+def append_stream(
+    database: Database, files: StreamFiles, part: Part, kind: str, rank: int, offset: int, data: bytes
+) -> int:
+    """Append; returns the new size. Bytes that are stored already are taken as such; a gap raises OffsetMismatch."""
+    if kind not in KINDS or rank < 0 or offset < 0:
+        raise InvalidRequest(f"no stream {kind}/{rank} at {offset}")
+    with database.read() as connection:
+        open_part(connection, part)
+        row = connection.execute(_SIZE, {"a": part.attempt_id, "k": kind, "r": rank}).one_or_none()
+    size = row.num_bytes if row else 0
+    if offset > size or (offset < size and offset + len(data) > size):
+        raise OffsetMismatch(f"{kind}/{rank} has {size} bytes, not {offset}", size=size)
+    if offset + len(data) <= size:
+        return int(size)
+    files.write_at(part.attempt_id, kind, rank, offset, data)
+    new_size = offset + len(data)
+    with database.write() as tx:
+        open_part(tx.connection, part)
+        if row is None:
+            _create(tx, part, kind, rank)
+        advanced = tx.connection.execute(
+            update(streams)
+            .where(
+                streams.c.attempt_id == part.attempt_id,
+                streams.c.kind == kind,
+                streams.c.rank == rank,
+                streams.c.num_bytes == offset,
+            )
+            .values(num_bytes=new_size, updated_at=tx.now)
+        )
+        if advanced.rowcount != 1:
+            present = tx.connection.execute(_SIZE, {"a": part.attempt_id, "k": kind, "r": rank}).scalar_one()
+            raise OffsetMismatch(f"{kind}/{rank} has {present} bytes, not {offset}", size=present)
+        if kind == "events":
+            _apply_events(tx, files, part.attempt_id, rank, new_size)
+        else:
+            tx.wake(f"log:{part.attempt_id}")
+    return new_size
+
+
+def _create(tx: Write, part: Part, kind: str, rank: int) -> None:
+    dialect = sqlite if tx.is_sqlite else postgresql
+    tx.connection.execute(
+        dialect.insert(streams)
+        .values(
+            attempt_id=part.attempt_id,
+            kind=kind,
+            rank=rank,
+            node_rank=part.node_rank,
+            num_bytes=0,
+            parsed_bytes=0,
+            is_complete=False,
+            updated_at=tx.now,
+        )
+        .on_conflict_do_nothing()
+    )
+
+
+def _apply_events(tx: Write, files: StreamFiles, attempt_id: int, rank: int, size: int) -> None:
+    where = (streams.c.attempt_id == attempt_id, streams.c.kind == "events", streams.c.rank == rank)
+    parsed = tx.connection.execute(select(streams.c.parsed_bytes).where(*where)).scalar_one()
+    data = files.read_at(attempt_id, "events", rank, parsed, size - parsed)
+    end = data.rfind(b"\n") + 1
+    if not end and len(data) > MAX_EVENT_BYTES:
+        end = len(data)  # a line over the limit is refused as a whole; its rest is refused as not JSON
+    if not end:
+        return
+    tx.connection.execute(update(streams).where(*where).values(parsed_bytes=parsed + end))
+    events, refused = _parse(rank, data[:end])
+    attempt = tx.connection.execute(
+        select(attempts.c.job_id, attempts.c.number, attempts.c.progress).where(attempts.c.id == attempt_id)
+    ).one()
+    for why in sorted(refused):
+        text = f"rank {rank} reported something that was refused ({refused[why]} times): {why}"
+        add_event(
+            tx, "report_refused", actor="service", job_id=attempt.job_id, attempt_number=attempt.number, text=text
+        )
+    if events:
+        _apply_progress(tx, attempt_id, attempt, events)
+
+
+def _parse(rank: int, data: bytes) -> tuple[list[ProgressEvent], dict[str, int]]:
+    events: list[ProgressEvent] = []
+    refused: dict[str, int] = {}
+    for line in data.split(b"\n"):
+        if not line.strip():
+            continue
+        why: ProgressEvent | str = f"a line of {len(line)} bytes, over {MAX_EVENT_BYTES}"
+        if len(line) <= MAX_EVENT_BYTES:
+            try:
+                why = parse_event(rank, json.loads(line))
+            except (ValueError, RecursionError):
+                why = "a line that is not JSON"
+        if isinstance(why, ProgressEvent):
+            events.append(why)
+        else:
+            refused[why] = refused.get(why, 0) + 1
+    return events, refused
+
+
+def _apply_progress(tx: Write, attempt_id: int, attempt: Any, events: Sequence[ProgressEvent]) -> None:
+    before = Progress.from_json(json.loads(attempt.progress)) if attempt.progress else None
+    progress = before
+    points: list[tuple[int, str, float | str]] = []
+    for event in events:
+        progress = advance(progress, event)
+        if event.rank == progress.rank:
+            step = event.step if event.step is not None else (progress.step or 0)
+            points.extend((step, key, value) for key, value in event.metrics.items())
+    if progress is None:
+        return
+    stored = json.dumps(progress.to_json(), ensure_ascii=False)
+    if before is None or tx.now - before.updated_at >= PROGRESS_WAKE_SECONDS:
+        tx.connection.execute(update(jobs).where(jobs.c.id == attempt.job_id).values(version=jobs.c.version + 1))
+        tx.wake(f"job:{attempt.job_id}")
+    tx.connection.execute(update(attempts).where(attempts.c.id == attempt_id).values(progress=stored))
+    _add_buckets(tx, attempt_id, buckets_of(points))
+
+
+def _add_buckets(tx: Write, attempt_id: int, buckets: Sequence[Bucket]) -> None:
+    if not buckets:
+        return
+    dialect = sqlite if tx.is_sqlite else postgresql
+    statement = dialect.insert(metric_buckets)
+    new, old = statement.excluded, metric_buckets.c
+    least, most = _least(tx.is_sqlite), _most(tx.is_sqlite)
+    statement = statement.on_conflict_do_update(
+        index_elements=["attempt_id", "key", "level", "bucket"],
+        set_={
+            "step": new.step,
+            "minimum": least(old.minimum, new.minimum),
+            "maximum": most(old.maximum, new.maximum),
+            "last": new.last,
+            "last_text": new.last_text,
+            "count": old.count + new.count,
+        },
+    )
+    tx.connection.execute(statement, [{"attempt_id": attempt_id, **vars(bucket)} for bucket in buckets])
+    for bucket in buckets:
+        if bucket.bucket and bucket.bucket % (KEPT_BUCKETS // 8) == 0:
+            tx.connection.execute(
+                delete(metric_buckets).where(
+                    old.attempt_id == attempt_id,
+                    old.key == bucket.key,
+                    old.level == bucket.level,
+                    old.bucket <= bucket.bucket - KEPT_BUCKETS,
+                )
+            )
+
+
+def _least(is_sqlite: bool) -> Any:
+    # SQLite's min(a, b) is NULL if either is; PostgreSQL's least ignores NULLs.
+    if is_sqlite:
+        return lambda a, b: func.min(func.coalesce(a, b), func.coalesce(b, a))
+    return func.least
+
+
+def _most(is_sqlite: bool) -> Any:
+    if is_sqlite:
+        return lambda a, b: func.max(func.coalesce(a, b), func.coalesce(b, a))
+    return func.greatest

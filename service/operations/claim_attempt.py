@@ -1,0 +1,122 @@
+"""A node claims its part of an attempt, with a token that it made itself; the answer is the launch plan.
+
+The same token again gets the same answer, so a lost answer strands nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row, select
+
+from gangline.protocol.launch import AssignedGPU, CodeSource, LaunchPlan, RunPlan
+from gangline.protocol.outcomes import JobState
+from service.auth.tokens import hash_token
+from service.db.session import Database, Write
+from service.db.tables import allocations, attempt_nodes, attempts, gpus, jobs
+from service.db.transitions import StaleTransition, move_attempt, move_attempt_node
+from service.domain.spec import JobSpec
+from service.domain.states import AttemptNodeState, AttemptState
+from service.errors import AlreadyClaimed, NotAssigned
+from service.operations.job_lock import lock_job_of
+from service.settings import Settings
+
+
+def claim_attempt(
+    database: Database,
+    settings: Settings,
+    pool_id: str,
+    node: Row[Any],
+    attempt_id: int,
+    *,
+    token: str,
+    incarnation: str,
+) -> LaunchPlan:
+    """Claim for `node`. Raises NotAssigned (ended, stopping or somebody else's) and AlreadyClaimed (other token)."""
+    token_hash = hash_token(token)
+    with database.write() as tx:
+        lock_job_of(tx, attempt_id)
+        row = tx.connection.execute(
+            select(attempt_nodes)
+            .where(attempt_nodes.c.attempt_id == attempt_id, attempt_nodes.c.node_id == node.id)
+            .with_for_update()
+        ).one_or_none()
+        if row is None or row.state == AttemptNodeState.ENDED:
+            raise NotAssigned(f"attempt {attempt_id} is not, or no longer, assigned to {node.name}")
+        attempt = tx.connection.execute(select(attempts).where(attempts.c.id == attempt_id).with_for_update()).one()
+        job = tx.connection.execute(select(jobs).where(jobs.c.id == attempt.job_id)).one()
+        if row.state == AttemptNodeState.ALLOCATED:
+            if attempt.state not in (AttemptState.ALLOCATED, AttemptState.LAUNCHING) or job.state != JobState.STARTING:
+                raise NotAssigned(f"attempt {attempt_id} is {attempt.state}")
+            _claim(tx, row, attempt, token_hash, incarnation)
+        elif row.token_hash != token_hash:
+            raise AlreadyClaimed(f"attempt {attempt_id} on {node.name} was claimed with another token")
+        return _launch_plan(tx, settings, pool_id, node, row, attempt, job)
+
+
+def _claim(tx: Write, row: Row[Any], attempt: Row[Any], token_hash: str, incarnation: str) -> None:
+    try:
+        move_attempt_node(
+            tx,
+            row.id,
+            AttemptNodeState.CLAIMED,
+            columns={"token_hash": token_hash, "incarnation": incarnation, "claimed_at": tx.now},
+        )
+        if attempt.state == AttemptState.ALLOCATED:
+            move_attempt(tx, attempt.id, AttemptState.LAUNCHING)
+    except StaleTransition as stale:
+        raise NotAssigned(str(stale)) from stale
+
+
+def _launch_plan(
+    tx: Write, settings: Settings, pool_id: str, node: Row[Any], row: Row[Any], attempt: Row[Any], job: Row[Any]
+) -> LaunchPlan:
+    spec = JobSpec.from_json(job.spec)
+    assigned = tx.connection.execute(
+        select(gpus.c.gpu_index, gpus.c.uuid, gpus.c.kind)
+        .join(allocations, (allocations.c.node_id == gpus.c.node_id) & (allocations.c.gpu_index == gpus.c.gpu_index))
+        .where(allocations.c.attempt_node_id == row.id, allocations.c.released_at.is_(None))
+        .order_by(gpus.c.gpu_index)
+    ).all()
+    disconnect_stop = None
+    if spec.on_disconnect == "stop":
+        disconnect_stop = disconnect_stop_seconds(settings, spec.stop_grace_seconds)
+    return LaunchPlan(
+        attempt_id=attempt.id,
+        job_id=job.id,
+        job_name=job.name,
+        attempt_number=attempt.number,
+        pool_id=pool_id,
+        node_name=node.name,
+        node_rank=row.node_rank,
+        num_nodes=job.num_nodes,
+        node_address=node.address,
+        processes_per_node=job.processes_per_node,
+        first_rank=row.node_rank * job.processes_per_node,
+        world_size=job.num_nodes * job.processes_per_node,
+        gpus=tuple(AssignedGPU(index=gpu.gpu_index, uuid=gpu.uuid, kind=gpu.kind) for gpu in assigned),
+        cpus=job.cpus_per_node,
+        memory_bytes=job.memory_bytes_per_node or None,
+        run=RunPlan(
+            kind=spec.run.kind,
+            script=spec.run.script,
+            args=spec.run.args,
+            command=spec.run.command,
+            shell=spec.run.shell,
+        ),
+        code=CodeSource(bundle=spec.code.bundle, path=spec.code.path),
+        python=spec.python,
+        env=dict(spec.env),
+        time_limit_seconds=spec.resources.time_limit_seconds,
+        stop_grace_seconds=spec.stop_grace_seconds,
+        start_timeout_seconds=settings.start_seconds,
+        disconnect_stop_seconds=disconnect_stop,
+        gather_seconds=settings.gather_seconds,
+        start_reason=attempt.start_reason,
+    )
+
+
+def disconnect_stop_seconds(settings: Settings, grace_seconds: float) -> float:
+    """When a cut-off supervisor stops its ranks by itself: early enough to be done before the node is called lost."""
+    margin = settings.lost_seconds * 0.1
+    return settings.lost_seconds - grace_seconds - margin

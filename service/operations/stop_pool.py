@@ -1,0 +1,44 @@
+"""Stop all jobs because the pool is being shut down: nodes take no new work, the jobs wait again."""
+
+from __future__ import annotations
+
+from sqlalchemy import select, update
+
+from gangline.protocol.outcomes import StopIntent
+from service.db.session import Database
+from service.db.tables import attempts, jobs, nodes
+from service.domain.spec import JobSpec
+from service.domain.states import AttemptState
+from service.operations.stop_attempt import stop_attempt
+
+SHUTDOWN_REASON = "the pool is shutting down"
+
+
+def stop_pool(database: Database, *, longest_grace_seconds: float, settle_seconds: float) -> int:
+    """Cordon every node and ask every open attempt to stop; returns how many were asked."""
+    with database.write() as tx:
+        tx.connection.execute(
+            update(nodes).where(nodes.c.cordon_reason.is_(None)).values(cordon_reason=SHUTDOWN_REASON)
+        )
+        rows = tx.connection.execute(
+            select(attempts.c.id, jobs.c.spec)
+            .join(jobs, jobs.c.id == attempts.c.job_id)
+            .where(attempts.c.state != AttemptState.ENDED)
+        ).all()
+        for row in rows:
+            grace = min(JobSpec.from_json(row.spec).stop_grace_seconds, longest_grace_seconds)
+            stop_attempt(
+                tx,
+                row.id,
+                StopIntent.DRAIN,
+                detail=SHUTDOWN_REASON,
+                grace_seconds=grace,
+                settle_seconds=settle_seconds,
+            )
+        return len(rows)
+
+
+def lift_shutdown_cordon(database: Database) -> None:
+    """At the next start: nodes that were cordoned only by the shutdown take work again."""
+    with database.write() as tx:
+        tx.connection.execute(update(nodes).where(nodes.c.cordon_reason == SHUTDOWN_REASON).values(cordon_reason=None))

@@ -1,0 +1,226 @@
+"""The sweeper: silent nodes, unclaimed allocations, starts and stops past their deadline.
+
+Silence is counted only while this process watches: its own downtime, or the database's, is never held against a node.
+Each row is swept in a transaction of its own, so that a poisoned one cannot hold up the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Row, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from gangline.protocol.outcomes import JobState, StopIntent
+from service import clock
+from service.db.leadership import LostLeadership, assert_leader
+from service.db.session import Database, Write
+from service.db.tables import attempt_nodes, attempts, jobs, nodes
+from service.db.transitions import StaleTransition, add_event, move_node
+from service.domain.reasons import Reason, ReasonCode
+from service.domain.silence import SilenceWatch, Verdict
+from service.domain.spec import JobSpec
+from service.domain.states import AttemptNodeState, AttemptState, NodeState
+from service.errors import DatabaseUnavailable
+from service.operations.force_close import force_close
+from service.operations.job_lock import lock_job_of
+from service.operations.lose_node import lose_node
+from service.operations.settle_attempt import decide, end_attempt_node, load_endings, settle_attempt
+from service.operations.stop_attempt import stop_attempt
+from service.settings import Settings
+
+log = logging.getLogger("gangline.sweeper")
+
+MAX_FAILURES = 5
+"""Sweeps of one attempt that may fail before it is closed by force."""
+
+
+@dataclass
+class Sweeper:
+    """Repeats `sweep` in a thread."""
+
+    database: Database
+    settings: Settings
+    epoch: int
+    watch: SilenceWatch = field(init=False)
+    failures: dict[int, int] = field(default_factory=dict)
+    """How often each attempt could not be swept, by id."""
+
+    def __post_init__(self) -> None:
+        s = self.settings
+        self.watch = SilenceWatch(
+            unreachable_seconds=s.unreachable_seconds,
+            lost_seconds=s.lost_seconds,
+            mass_silence_seconds=s.mass_silence_seconds,
+            largest_gap_seconds=s.sweep_seconds * 3,
+        )
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the present sweep."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self.settings.sweep_seconds):
+            try:
+                self.sweep(clock.monotonic())
+            except LostLeadership:
+                log.warning("leadership_lost epoch=%s", self.epoch)
+                return
+            except DatabaseUnavailable as error:
+                log.warning("sweep_skipped why=%s", error.detail)
+                self.watch.forget_time()
+
+    def sweep(self, monotonic_now: float) -> None:
+        """One sweep. Raises LostLeadership, DatabaseUnavailable."""
+        with self.database.read() as connection:
+            now = self.database.now(connection)
+            known = connection.execute(select(nodes).where(nodes.c.last_heartbeat_at.is_not(None))).all()
+            open_attempts = connection.execute(
+                select(attempts).where(attempts.c.state != AttemptState.ENDED).order_by(attempts.c.id)
+            ).all()
+        self._sweep_nodes(known, monotonic_now)
+        for attempt in open_attempts:
+            self._sweep_attempt(attempt, now)
+
+    def _sweep_nodes(self, known: Sequence[Row[Any]], monotonic_now: float) -> None:
+        verdicts = self.watch.observe({node.id: node.last_heartbeat_at for node in known}, monotonic_now)
+        for node in known:
+            verdict = verdicts[node.id]
+            if verdict is Verdict.UNREACHABLE and node.state == NodeState.READY:
+                self._guarded(partial(_mark_unreachable, node=node), f"node {node.name}")
+            elif verdict is Verdict.LOST and node.state == NodeState.UNREACHABLE:
+                why = f"no heartbeat for {self.settings.lost_seconds:g} s"
+                self._guarded(partial(lose_node, node=node, why=why), f"node {node.name}")
+
+    def _sweep_attempt(self, attempt: Row[Any], now: float) -> None:
+        try:
+            self._guarded(partial(self._look_at, attempt=attempt, now=now), f"attempt {attempt.id}")
+            self.failures.pop(attempt.id, None)
+        except (SQLAlchemyError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.failures[attempt.id] = self.failures.get(attempt.id, 0) + 1
+            log.exception("reconcile_failed attempt_id=%s times=%s", attempt.id, self.failures[attempt.id])
+            if self.failures[attempt.id] >= MAX_FAILURES:
+                self._guarded(partial(force_close, attempt=attempt, why=str(error)), f"attempt {attempt.id}")
+
+    def _guarded(self, change: Callable[[Write], None], what: str) -> None:
+        try:
+            with self.database.write() as tx:
+                assert_leader(tx, self.epoch)
+                change(tx)
+        except StaleTransition as stale:
+            log.info("sweep_superseded what=%s why=%s", what, stale)
+
+    def _look_at(self, tx: Write, attempt: Row[Any], now: float) -> None:
+        lock_job_of(tx, attempt.id)
+        if attempt.state == AttemptState.STOPPING:
+            self._look_at_stopping(tx, attempt, now)
+        elif attempt.state in (AttemptState.ALLOCATED, AttemptState.LAUNCHING):
+            self._look_at_starting(tx, attempt, now)
+
+    def _look_at_starting(self, tx: Write, attempt: Row[Any], now: float) -> None:
+        age = now - attempt.created_at
+        if age > self.settings.start_seconds:
+            self._give_up_start(tx, attempt, f"not all ranks were started within {self.settings.start_seconds:g} s")
+        elif age > self.settings.claim_seconds:
+            unclaimed = tx.connection.execute(
+                select(nodes)
+                .join(attempt_nodes, attempt_nodes.c.node_id == nodes.c.id)
+                .where(
+                    attempt_nodes.c.attempt_id == attempt.id,
+                    attempt_nodes.c.state == AttemptNodeState.ALLOCATED,
+                )
+            ).all()
+            if unclaimed:
+                names = ", ".join(node.name for node in unclaimed)
+                self._give_up_start(
+                    tx, attempt, f"{names} did not claim its part within {self.settings.claim_seconds:g} s"
+                )
+
+    def _give_up_start(self, tx: Write, attempt: Row[Any], detail: str) -> None:
+        stop_attempt(
+            tx,
+            attempt.id,
+            StopIntent.START_DEADLINE,
+            detail=detail,
+            grace_seconds=_grace(tx, attempt),
+            settle_seconds=self.settings.settle_seconds,
+        )
+
+    def _look_at_stopping(self, tx: Write, attempt: Row[Any], now: float) -> None:
+        rows = tx.connection.execute(
+            select(attempt_nodes, nodes.c.name.label("node_name"), nodes.c.state.label("node_state"))
+            .join(nodes, nodes.c.id == attempt_nodes.c.node_id, isouter=True)
+            .where(attempt_nodes.c.attempt_id == attempt.id, attempt_nodes.c.state != AttemptNodeState.ENDED)
+        ).all()
+        for row in rows:
+            if row.node_name is None:
+                end_attempt_node(tx, row, report=None, is_lost=True)
+        settle_attempt(tx, attempt.id)
+        silent = [row.node_name for row in rows if row.node_state in (NodeState.UNREACHABLE, NodeState.LOST)]
+        if silent:
+            _tell_unconfirmed(tx, attempt, silent)
+        if rows and attempt.settle_at is not None and now > attempt.settle_at and attempt.cause is None:
+            _fix_outcome(tx, attempt)
+
+
+def _mark_unreachable(tx: Write, node: Row[Any]) -> None:
+    move_node(tx, node.id, NodeState.UNREACHABLE, name=node.name, text=f"{node.name} missed its heartbeats.")
+
+
+def _grace(tx: Write, attempt: Row[Any]) -> float:
+    spec = tx.connection.execute(select(jobs.c.spec).where(jobs.c.id == attempt.job_id)).scalar_one()
+    return JobSpec.from_json(spec).stop_grace_seconds
+
+
+def _tell_unconfirmed(tx: Write, attempt: Row[Any], silent: list[str]) -> None:
+    names = ", ".join(silent)
+    reason = Reason(
+        code=ReasonCode.STOP_UNCONFIRMED,
+        text=f"Node {names} does not answer, so it is not known whether the job has stopped there.",
+        fix="It ends when the node answers again. An admin who knows that the node is off can remove it.",
+    )
+    text = json.dumps(reason.to_json(), ensure_ascii=False)
+    changed = tx.connection.execute(
+        update(jobs)
+        .where(
+            jobs.c.id == attempt.job_id,
+            jobs.c.state == JobState.STOPPING,
+            jobs.c.reason.is_(None) | (jobs.c.reason != text),
+        )
+        .values(reason=text, version=jobs.c.version + 1)
+    )
+    if changed.rowcount:
+        add_event(tx, "stop_unconfirmed", actor="service", job_id=attempt.job_id, text=reason.text)
+        tx.wake(f"job:{attempt.job_id}")
+
+
+def _fix_outcome(tx: Write, attempt: Row[Any]) -> None:
+    """The settle deadline passed: the outcome is fixed from what is known; the attempt still waits for its nodes."""
+    spec = JobSpec.from_json(tx.connection.execute(select(jobs.c.spec).where(jobs.c.id == attempt.job_id)).scalar_one())
+    cause = decide(attempt, load_endings(tx, attempt.id), spec)
+    fixed = {**dataclasses.asdict(cause), "error": None}
+    tx.connection.execute(
+        update(attempts).where(attempts.c.id == attempt.id).values(cause=json.dumps({"fixed": fixed}))
+    )
+    add_event(
+        tx,
+        "outcome_fixed",
+        actor="service",
+        job_id=attempt.job_id,
+        attempt_number=attempt.number,
+        text=f"Not all nodes reported in time; the outcome is {cause.outcome}.",
+    )

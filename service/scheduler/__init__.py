@@ -1,0 +1,1 @@
+"""Who starts where: `world`, `placement`, `plan` are pure; `cycle` is the shell that loads, plans and applies."""

@@ -1,0 +1,214 @@
+"""The shell around `plan`: load, plan, apply with guarded updates. One pass is `run_cycle`; `Scheduler` repeats it.
+
+Each placement is one transaction that carries the leader's epoch: attempt, attempt-nodes and allocations of all nodes,
+or nothing. Losing a guard is normal: somebody else was faster, and the next pass sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+
+from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from gangline.protocol.names import node_queue
+from gangline.protocol.outcomes import JobState
+from service import clock
+from service.db.leadership import LostLeadership, assert_leader
+from service.db.session import Database, Write
+from service.db.tables import allocations, attempt_nodes, attempts, jobs, nodes
+from service.db.transitions import StaleTransition, add_hint, move_job
+from service.domain.states import AttemptNodeState, AttemptState, NodeState
+from service.errors import DatabaseUnavailable
+from service.events.bus import Bus
+from service.scheduler.load_world import load_world
+from service.scheduler.plan import Place, Wait, plan
+from service.settings import Settings
+
+log = logging.getLogger("gangline.scheduler")
+
+
+def run_cycle(database: Database, settings: Settings, epoch: int) -> int:
+    """One pass: load the world, plan, apply. Returns the number of jobs placed. Raises LostLeadership."""
+    with database.read() as connection:
+        now = database.now(connection)
+        world, reasons = load_world(connection, now, settings.heartbeat_seconds * 2 + 1)
+    if not world.waiting:
+        return 0
+    decided = plan(world, now)
+    num_placed = sum(_apply_place(database, place, epoch) for place in decided.places)
+    _apply_waits(database, [wait for wait in decided.waits if _differs(wait, reasons[wait.job_id])], epoch)
+    return num_placed
+
+
+def _differs(wait: Wait, stored: str | None) -> bool:
+    if stored is None:
+        return True
+    previous = json.loads(stored)
+    # The seconds of a back-off change with every pass; rewriting them would wake every watcher for nothing.
+    return previous["code"] != wait.reason.code or (
+        wait.reason.code != "back_off" and previous != wait.reason.to_json()
+    )
+
+
+def _apply_place(database: Database, place: Place, epoch: int) -> bool:
+    try:
+        with database.write() as tx:
+            assert_leader(tx, epoch)
+            _place(tx, place, epoch)
+    except (StaleTransition, IntegrityError) as error:
+        log.info("placement_superseded job_id=%s why=%s", place.job_id, str(error).split("\n", 1)[0])
+        return False
+    return True
+
+
+_JOB_FOR_PLACEMENT = select(
+    jobs.c.num_attempts, jobs.c.start_reason, jobs.c.cpus_per_node, jobs.c.memory_bytes_per_node, jobs.c.started_at
+).where(jobs.c.id == bindparam("job_id"), jobs.c.state == JobState.WAITING, ~jobs.c.is_cancel_wished)
+
+
+def _place(tx: Write, place: Place, epoch: int) -> None:
+    job = tx.connection.execute(_JOB_FOR_PLACEMENT, {"job_id": place.job_id}).one_or_none()
+    if job is None:
+        raise StaleTransition(f"job {place.job_id} waits no more")
+    node_ids = [share.node_id for share in place.shares]
+    rows = tx.connection.execute(
+        select(nodes.c.id, nodes.c.name)
+        .where(nodes.c.id.in_(node_ids), nodes.c.state == NodeState.READY, nodes.c.cordon_reason.is_(None))
+        .with_for_update(read=True)
+    )
+    names = {row.id: row.name for row in rows}
+    if len(names) != len(node_ids):
+        raise StaleTransition(f"job {place.job_id}: a node is not ready any more")
+    number = job.num_attempts + 1
+    attempt_id = tx.connection.execute(
+        insert(attempts)
+        .values(
+            job_id=place.job_id,
+            number=number,
+            state=AttemptState.ALLOCATED,
+            start_reason=job.start_reason,
+            leader_epoch=epoch,
+            stop_detail="",
+            stop_grace_seconds=0.0,
+            directive_version=1,
+            created_at=tx.now,
+        )
+        .returning(attempts.c.id)
+    ).scalar_one()
+    for node_rank, share in enumerate(place.shares):
+        attempt_node_id = tx.connection.execute(
+            insert(attempt_nodes)
+            .values(
+                attempt_id=attempt_id,
+                node_id=share.node_id,
+                node_rank=node_rank,
+                state=AttemptNodeState.ALLOCATED,
+                is_lost=False,
+                clock_offset_seconds=0.0,
+                cpus=job.cpus_per_node,
+                memory_bytes=job.memory_bytes_per_node,
+                created_at=tx.now,
+            )
+            .returning(attempt_nodes.c.id)
+        ).scalar_one()
+        if share.gpu_indices:
+            tx.connection.execute(
+                insert(allocations),
+                [
+                    {
+                        "attempt_node_id": attempt_node_id,
+                        "node_id": share.node_id,
+                        "gpu_index": index,
+                        "allocated_at": tx.now,
+                    }
+                    for index in share.gpu_indices
+                ],
+            )
+        add_hint(tx, node_queue(names[share.node_id]), attempt_id)
+    where = ", ".join(
+        f"{names[share.node_id]} GPU {','.join(map(str, share.gpu_indices)) or '–'}" for share in place.shares
+    )
+    move_job(
+        tx,
+        place.job_id,
+        JobState.STARTING,
+        actor="scheduler",
+        text=f"Attempt {number} starts on {where}.",
+        attempt_number=number,
+        columns={"num_attempts": number, "reason": None, "not_before": None},
+    )
+
+
+_SET_REASON = (
+    update(jobs)
+    .where(jobs.c.id == bindparam("job_id"), jobs.c.state == JobState.WAITING)
+    .values(reason=bindparam("new_reason"), version=jobs.c.version + 1)
+)
+
+
+def _apply_waits(database: Database, waits: list[Wait], epoch: int) -> None:
+    if not waits:
+        return
+    with database.write() as tx:
+        assert_leader(tx, epoch)
+        tx.connection.execute(
+            _SET_REASON,
+            [
+                {"job_id": wait.job_id, "new_reason": json.dumps(wait.reason.to_json(), ensure_ascii=False)}
+                for wait in waits
+            ],
+        )
+        tx.wake(*(f"job:{wait.job_id}" for wait in waits))
+
+
+class Scheduler:
+    """Runs passes in a thread: at once when woken (`schedule`), else on a slow tick."""
+
+    REST_FACTOR = 3.0
+    """A pass rests for this many times its own length, so that a long queue never starves the API of the processor."""
+
+    def __init__(self, database: Database, settings: Settings, bus: Bus, epoch: int):
+        self._database = database
+        self._settings = settings
+        self._bus = bus
+        self._epoch = epoch
+        self._stopping = threading.Event()
+        self._wake = bus.thread_event("schedule")
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self.has_lost_leadership = False
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the present pass."""
+        self._stopping.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._wake.set()
+        while not self._stopping.is_set():
+            self._wake.wait(self._settings.schedule_seconds)
+            self._wake.clear()
+            if self._stopping.is_set():
+                return
+            began = clock.monotonic()
+            try:
+                run_cycle(self._database, self._settings, self._epoch)
+            except LostLeadership:
+                log.warning("leadership_lost epoch=%s", self._epoch)
+                self.has_lost_leadership = True
+                return
+            except DatabaseUnavailable as error:
+                log.warning("cycle_skipped why=%s", error.detail)
+                self._stopping.wait(1.0)
+            except Exception:
+                # One poisoned row must not end scheduling for everybody; the trace names it, the next tick tries again.
+                log.exception("cycle_failed")
+                self._stopping.wait(1.0)
+            self._stopping.wait((clock.monotonic() - began) * self.REST_FACTOR)

@@ -1,0 +1,98 @@
+"""Load the scheduler's `World` from SQL. Part of the shell: `world` itself is pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from service.db.tables import allocations, attempt_nodes, gpus, jobs, nodes
+from service.domain.states import AttemptNodeState, JobState, NodeState
+from service.scheduler.world import GPUView, NodeView, WaitingJob, World
+
+_OPEN_ALLOCATIONS = select(allocations.c.node_id, allocations.c.gpu_index).where(allocations.c.released_at.is_(None))
+_HELD = (
+    select(attempt_nodes.c.node_id, func.sum(attempt_nodes.c.cpus), func.sum(attempt_nodes.c.memory_bytes))
+    .where(attempt_nodes.c.state != AttemptNodeState.ENDED)
+    .group_by(attempt_nodes.c.node_id)
+)
+_GPUS = select(gpus).where(gpus.c.removed_at.is_(None)).order_by(gpus.c.node_id, gpus.c.gpu_index)
+_NODES = select(nodes).order_by(nodes.c.name)
+_WAITING = select(
+    jobs.c.id,
+    jobs.c.priority,
+    jobs.c.submitted_at,
+    jobs.c.num_nodes,
+    jobs.c.gpus_per_node,
+    jobs.c.gpu_type,
+    jobs.c.cpus_per_node,
+    jobs.c.memory_bytes_per_node,
+    jobs.c.not_before,
+    jobs.c.reason,
+).where(jobs.c.state == JobState.WAITING)
+
+
+def load_world(connection: Connection, now: float, silent_seconds: float) -> tuple[World, dict[int, str | None]]:
+    """The world, and the stored reason (JSON text) of each waiting job.
+
+    A node silent for longer than `silent_seconds` gets no new work, though it is not yet unreachable.
+    """
+    reasons: dict[int, str | None] = {}
+    waiting = []
+    for row in connection.execute(_WAITING):
+        *facts, reason = row
+        reasons[row.id] = reason
+        waiting.append(WaitingJob(**dict(zip(_WAITING_FIELDS, facts, strict=True))))
+    return World(nodes=load_nodes(connection, now, silent_seconds), waiting=tuple(waiting)), reasons
+
+
+_WAITING_FIELDS = tuple(column.name for column in _WAITING.selected_columns if column.name != "reason")
+
+
+def load_nodes(connection: Connection, now: float, silent_seconds: float) -> tuple[NodeView, ...]:
+    """All nodes with what is free of them."""
+    taken: defaultdict[int, set[int]] = defaultdict(set)
+    for node_id, index in connection.execute(_OPEN_ALLOCATIONS):
+        taken[node_id].add(index)
+    held = {node_id: (cpus, memory) for node_id, cpus, memory in connection.execute(_HELD)}
+    views: defaultdict[int, list[GPUView]] = defaultdict(list)
+    for gpu in connection.execute(_GPUS):
+        is_free = gpu.gpu_index not in taken[gpu.node_id] and gpu.quarantine_reason is None
+        views[gpu.node_id].append(
+            GPUView(
+                index=gpu.gpu_index,
+                model=gpu.model,
+                link_group=gpu.link_group,
+                numa_node=gpu.numa_node,
+                is_free=is_free,
+            )
+        )
+    result = []
+    for node in connection.execute(_NODES):
+        cpus, memory = held.get(node.id, (0.0, 0))
+        result.append(
+            NodeView(
+                id=node.id,
+                name=node.name,
+                blocked_by=_blocked_by(node, now, silent_seconds),
+                gpus=tuple(views[node.id]),
+                cpus=node.cpus,
+                memory_bytes=node.memory_bytes,
+                free_cpus=node.cpus - cpus,
+                free_memory_bytes=node.memory_bytes - int(memory),
+            )
+        )
+    return tuple(result)
+
+
+def _blocked_by(node: Any, now: float, silent_seconds: float) -> str | None:
+    if node.state != NodeState.READY:
+        return str(node.state)
+    if node.last_heartbeat_at is None:
+        return "not heard of yet"
+    if now - node.last_heartbeat_at > silent_seconds:
+        return "late with its heartbeat"
+    if node.cordon_reason is not None:
+        return f"cordoned ({node.cordon_reason})"
+    return None

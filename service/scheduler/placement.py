@@ -1,0 +1,83 @@
+"""Which nodes and which GPUs a gang takes. Pure and deterministic.
+
+Nodes: best fit (the fewest free GPUs left over), so that whole nodes stay free for large gangs. GPUs of a node: from
+the smallest link group that holds them all, else from as few groups as possible.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.domain.spec import gpu_type_matches
+from service.scheduler.world import GPUView, NodeView, WaitingJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeShare:
+    """What a gang takes of one node."""
+
+    node_id: int
+    gpu_indices: tuple[int, ...]
+
+
+@dataclass
+class FreeNode:
+    """What is left of a node while a plan is being made."""
+
+    view: NodeView
+    gpus: list[GPUView]
+    cpus: float
+    memory_bytes: int
+
+    @classmethod
+    def of(cls, view: NodeView) -> FreeNode:
+        """The free part of a node."""
+        return cls(view, [gpu for gpu in view.gpus if gpu.is_free], view.free_cpus, view.free_memory_bytes)
+
+    def matching(self, gpu_type: str | None) -> list[GPUView]:
+        """Free GPUs of a type; None: of any."""
+        return [gpu for gpu in self.gpus if matches(gpu, gpu_type)]
+
+    def holds(self, job: WaitingJob) -> bool:
+        """Whether one node's part of the gang fits here now."""
+        return (
+            self.cpus >= job.cpus_per_node
+            and self.memory_bytes >= job.memory_bytes_per_node
+            and len(self.matching(job.gpu_type)) >= job.gpus_per_node
+        )
+
+    def take(self, job: WaitingJob) -> NodeShare:
+        """Take one node's part of the gang."""
+        chosen = choose_gpus(self.matching(job.gpu_type), job.gpus_per_node)
+        self.gpus = [gpu for gpu in self.gpus if gpu.index not in chosen]
+        self.cpus -= job.cpus_per_node
+        self.memory_bytes -= job.memory_bytes_per_node
+        return NodeShare(node_id=self.view.id, gpu_indices=chosen)
+
+
+def matches(gpu: GPUView, gpu_type: str | None) -> bool:
+    """Whether a GPU is of the type asked for; None: any."""
+    return gpu_type_matches(gpu_type, frozenset({gpu.model}))
+
+
+def place_gang(free: Sequence[FreeNode], job: WaitingJob) -> tuple[NodeShare, ...] | None:
+    """The shares of a gang, all or nothing: None when it does not fit now. Takes them from `free`."""
+    holding = [node for node in free if node.view.blocked_by is None and node.holds(job)]
+    if len(holding) < job.num_nodes:
+        return None
+    best = sorted(holding, key=lambda node: (len(node.gpus), node.cpus, node.view.name))[: job.num_nodes]
+    return tuple(node.take(job) for node in sorted(best, key=lambda node: node.view.name))
+
+
+def choose_gpus(free: Sequence[GPUView], count: int) -> tuple[int, ...]:
+    """`count` GPU indices out of `free`, kept close together."""
+    groups: defaultdict[str, list[int]] = defaultdict(list)
+    for gpu in sorted(free, key=lambda gpu: gpu.index):
+        groups[gpu.link_group or f"numa {gpu.numa_node}"].append(gpu.index)
+    fitting = [group for group in groups.values() if len(group) >= count]
+    if fitting:
+        return tuple(min(fitting, key=lambda group: (len(group), group[0]))[:count])
+    by_size = sorted(groups.values(), key=lambda group: (-len(group), group[0]))
+    return tuple(sorted([index for group in by_size for index in group][:count]))

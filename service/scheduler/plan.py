@@ -1,0 +1,126 @@
+"""`plan(world, now)`: what should happen now, as data. Pure: no clock, database or random.
+
+First come, first served among those that fit: a gang starts whole or not at all, and holds nothing while it waits. Each
+job that does not start gets a reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.domain.reasons import Reason, ReasonCode
+from service.scheduler.placement import FreeNode, NodeShare, matches, place_gang
+from service.scheduler.world import NodeView, WaitingJob, World, queue_order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Start this job on these shares."""
+
+    job_id: int
+    shares: tuple[NodeShare, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Leave this job waiting, for this reason."""
+
+    job_id: int
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All decisions of one pass; every waiting job is in exactly one of them."""
+
+    places: tuple[Place, ...]
+    waits: tuple[Wait, ...]
+
+
+def plan(world: World, now: float) -> Plan:
+    """Decide for every waiting job: `Place` or `Wait`. `now` is epoch seconds of the database clock."""
+    free = [FreeNode.of(node) for node in world.nodes]
+    places: list[Place] = []
+    waits: list[Wait] = []
+    # Free resources only shrink during a pass, so a shape that did not fit once does not fit later in the same pass.
+    refused: dict[tuple[object, ...], Reason] = {}
+    for job in queue_order(world.waiting):
+        if job.not_before is not None and job.not_before > now:
+            waits.append(Wait(job_id=job.id, reason=_back_off(job.not_before - now)))
+            continue
+        if job.shape not in refused:
+            shares = place_gang(free, job)
+            if shares is not None:
+                places.append(Place(job_id=job.id, shares=shares))
+                continue
+            refused[job.shape] = _why_not(world, free, job, has_placed=bool(places))
+        waits.append(Wait(job_id=job.id, reason=refused[job.shape]))
+    return Plan(places=tuple(places), waits=tuple(waits))
+
+
+def _back_off(seconds: float) -> Reason:
+    return Reason(
+        code=ReasonCode.BACK_OFF,
+        text=f"Its last start failed by the pool's fault; it is tried again within {max(1, round(seconds))} s.",
+        fix="Nothing to do.",
+    )
+
+
+def _why_not(world: World, free: list[FreeNode], job: WaitingJob, *, has_placed: bool) -> Reason:
+    if not world.nodes:
+        return Reason(
+            code=ReasonCode.NO_NODES,
+            text="No node has joined the pool yet.",
+            fix="Ask an admin to start an agent: gang node ls shows the nodes.",
+        )
+    able = [node for node in world.nodes if _could_hold(node, job)]
+    if len(able) < job.num_nodes:
+        return Reason(
+            code=ReasonCode.NEVER_FITS,
+            text=f"It needs {_ask(job)}, but only {len(able)} of {len(world.nodes)} nodes could ever hold that.",
+            fix="Cancel it and submit with less, or ask an admin to add nodes.",
+        )
+    ready = [node for node in able if node.blocked_by is None]
+    if len(ready) < job.num_nodes:
+        blocked = ", ".join(f"{node.name} is {node.blocked_by}" for node in able if node.blocked_by)
+        return Reason(
+            code=ReasonCode.NODES_NOT_READY,
+            text=f"It needs {_ask(job)}: {blocked}.",
+            fix="It starts when they are back: gang node ls.",
+        )
+    num_free = sum(len(node.matching(job.gpu_type)) for node in free if node.view.blocked_by is None)
+    if has_placed and _fitted_before(world, job):
+        return Reason(
+            code=ReasonCode.BEHIND,
+            text=f"It needs {_ask(job)}; jobs ahead of it in the queue take what is free.",
+            fix="It starts when they end: gang why shows them.",
+        )
+    if job.num_gpus and num_free < job.num_gpus:
+        return Reason(
+            code=ReasonCode.NEEDS_GPUS,
+            text=f"It needs {_ask(job)}, {num_free} {'is' if num_free == 1 else 'are'} free.",
+            fix="It starts when enough are free; with fewer GPUs it may start sooner.",
+        )
+    return Reason(
+        code=ReasonCode.NEEDS_NODES,
+        text=f"It needs {_ask(job)}: {num_free} GPUs are free, but not enough together with CPUs and memory.",
+        fix="It starts when whole shares are free; smaller parts per node may start sooner.",
+    )
+
+
+def _ask(job: WaitingJob) -> str:
+    kind = f"{job.gpu_type} GPU" if job.gpu_type else "GPU"
+    gpus = f"{job.num_gpus} {kind}{'' if job.num_gpus == 1 else 's'}" if job.num_gpus else f"{job.cpus_per_node:g} CPUs"
+    return gpus if job.num_nodes == 1 else f"{gpus} on {job.num_nodes} nodes"
+
+
+def _could_hold(node: NodeView, job: WaitingJob) -> bool:
+    return (
+        sum(matches(gpu, job.gpu_type) for gpu in node.gpus) >= job.gpus_per_node
+        and node.cpus >= job.cpus_per_node
+        and node.memory_bytes >= job.memory_bytes_per_node
+    )
+
+
+def _fitted_before(world: World, job: WaitingJob) -> bool:
+    return place_gang([FreeNode.of(node) for node in world.nodes], job) is not None

@@ -1,0 +1,70 @@
+"""The scheduler's view of the pool as frozen data: nodes with their free GPUs, and the waiting jobs in order. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPUView:
+    """One GPU (or CPU slot) of a node."""
+
+    index: int
+    model: str
+    link_group: str | None
+    numa_node: int | None
+    is_free: bool
+    """Neither allocated nor quarantined."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """One node as the scheduler sees it."""
+
+    id: int
+    name: str
+    blocked_by: str | None
+    """Why it gets no new work (`unreachable`, `cordoned: …`), or None."""
+    gpus: tuple[GPUView, ...]
+    cpus: float
+    memory_bytes: int
+    free_cpus: float
+    free_memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingJob:
+    """One waiting job: what it asks of each node of its gang."""
+
+    id: int
+    priority: int
+    submitted_at: float
+    num_nodes: int
+    gpus_per_node: int
+    gpu_type: str | None
+    cpus_per_node: float
+    memory_bytes_per_node: int
+    not_before: float | None = None
+    """Back-off after a failed start, epoch seconds."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the whole gang."""
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def shape(self) -> tuple[int, int, str | None, float, int]:
+        """What decides whether it fits; equal shapes fit or do not fit alike."""
+        return (self.num_nodes, self.gpus_per_node, self.gpu_type, self.cpus_per_node, self.memory_bytes_per_node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Everything `plan` may look at."""
+
+    nodes: tuple[NodeView, ...]
+    waiting: tuple[WaitingJob, ...]
+
+
+def queue_order(jobs: Sequence[WaitingJob]) -> list[WaitingJob]:
+    """Priority first, then first come, first served; ties by id, so that the same world gives the same plan."""
+    return sorted(jobs, key=lambda job: (-job.priority, job.submitted_at, job.id))

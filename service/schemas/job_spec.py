@@ -1,0 +1,251 @@
+"""The job file, version 1, as a strict pydantic model: keys, types, ranges and units; and the JSON schema made from it.
+
+Strict: no `"2"` for 2, no `true` for 1, no 0.5 GPUs, no unknown key. Null means "not given". Not for: what keys mean
+together (`service.schemas.spec_rules`), reading text (`service.schemas.parse_spec`), storage (`service.domain.spec`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from gangline.protocol.outcomes import Outcome
+from service.domain.spec import (
+    ANY_GPU,
+    DEFAULT_STOP_GRACE_SECONDS,
+    CodeSpec,
+    JobSpec,
+    ResourceSpec,
+    RetrySpec,
+    RunSpec,
+)
+from service.domain.text import MAX_NAME_LENGTH
+from service.schemas.units import MAX_SECONDS, parse_duration, parse_size
+
+MAX_ARGUMENTS: Final = 20_000
+MAX_RETRY_ENTRIES: Final = 255
+MAX_TAGS: Final = 64
+MAX_VARIABLES: Final = 1_000
+RETRYABLE: Final = tuple(outcome.value for outcome in Outcome if outcome not in (Outcome.SUCCEEDED, Outcome.CANCELLED))
+
+
+def _command(value: Any) -> list[str] | str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return value
+    raise ValueError("must be a list of strings, or one string for the shell")
+
+
+def _list_of_at_most(limit: int) -> BeforeValidator:
+    """Checked before the elements are: each wrong one costs an error, and a megabyte holds half a million."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list) and len(value) > limit:
+            raise ValueError(f"has {len(value)} entries, at most {limit} are allowed")
+        return value
+
+    return BeforeValidator(check)
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": r"^\s*([0-9]+(\.[0-9]+)?(ms|[dhms])\s*)+$"},
+                {"type": "number", "minimum": 0, "maximum": MAX_SECONDS},
+            ]
+        }
+    ),
+]
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgGtT][iI]?)?[bB]\s*$"},
+                {"type": "integer", "minimum": 0},
+            ]
+        }
+    ),
+]
+Command = Annotated[
+    Any,
+    BeforeValidator(_command),
+    WithJsonSchema(
+        {"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1}, {"type": "string", "minLength": 1}]}
+    ),
+]
+Arguments = Annotated[
+    list[str],
+    _list_of_at_most(MAX_ARGUMENTS),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "object"}]}),
+]
+RetryOutcome = Literal[RETRYABLE]  # type: ignore[valid-type]  # made from the enum of outcomes
+ExitCodeNumber = Annotated[int, Field(ge=1, le=255)]
+TextMap = dict[str, str]
+
+
+class WireModel(BaseModel):
+    """Base of the parts of a job file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class CodeWire(WireModel, title="Code"):
+    """Where the job's code is: a packed bundle, or a folder on storage that every node sees."""
+
+    bundle: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
+    """Digest of an uploaded bundle. `gang submit` packs a relative path and fills this in."""
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Absolute folder on shared storage, used in place."""
+
+
+class RunWire(WireModel, title="Run"):
+    """What is run: exactly one of script, command, recipe, entry."""
+
+    script: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Python script, relative to the code; one process per rank with the torchrun variables."""
+    args: Arguments | None = None
+    """Arguments of the script, strings, passed exactly as written. (With entry: a mapping.)"""
+    command: Command | None = None
+    """Run once per node. A list reaches the program exactly; a string runs as one shell script inside the job."""
+    recipe: str | None = None
+    """A built-in training recipe. Comes with the trainer package."""
+    entry: str | None = None
+    """`package.module:function` that returns a training task. Comes with the trainer package."""
+
+
+class ParallelWire(WireModel, title="Parallel"):
+    """How a recipe or entry is split over GPUs. Comes with the trainer package."""
+
+    strategy: Literal["single", "ddp", "fsdp", "hsdp", "model", "tensor", "pipeline", "auto"] | None = None
+    """The preset of the parallel plan."""
+
+
+class ResourcesWire(WireModel, title="Resources"):
+    """What the job needs. Give nodes and gpus_per_node, or gpus in all. Nothing given: one GPU."""
+
+    nodes: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Number of nodes."""
+    gpus_per_node: Annotated[int, Field(ge=0, le=1_024)] | None = None
+    """GPUs on each node; 0 hides all of them."""
+    gpus: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    """GPUs in all; spread over the fewest nodes of equal share."""
+    gpu: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    """Type of GPU, such as H100, or any."""
+    cpus: Annotated[float, Field(gt=0, le=4_096, allow_inf_nan=False)] | None = None
+    """CPU cores on each node. Default: one per GPU."""
+    memory: Size | None = None
+    """Memory on each node, such as 32GiB or 500MB; a number is bytes."""
+    time: Annotated[Duration, Field(gt=0)] | None = None
+    """Time limit of one attempt, such as 4h or 1h30m; a number is seconds."""
+
+
+class RetryWire(WireModel, title="Retry"):
+    """Which failures of the job's own are tried again. Faults of the pool are retried without this."""
+
+    max: Annotated[int, Field(ge=0, le=100)] | None = None
+    """How often at most."""
+    on: Annotated[list[RetryOutcome], _list_of_at_most(MAX_RETRY_ENTRIES)] | None = None
+    """Outcomes to try again after."""
+    exit_codes: Annotated[list[ExitCodeNumber], _list_of_at_most(MAX_RETRY_ENTRIES)] | None = None
+    """Exit codes to try again after."""
+
+
+class JobWire(WireModel, title="Gangline job"):
+    """A Gangline job."""
+
+    version: Annotated[int, Field(ge=1, le=1)] | None = None
+    """Version of the job file's format; there is only 1."""
+    name: str
+    """Shown everywhere; 1 to 200 printable characters."""
+    team: str | None = None
+    """Team that the job counts for. Default: the owner's first team."""
+    private: bool | None = None
+    """Show others only that there is a private job."""
+    code: CodeWire | None = None
+    """Where the code is."""
+    python: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Interpreter of a script on the nodes: absolute, or a name looked up on PATH there."""
+    run: RunWire
+    """What is run."""
+    parallel: ParallelWire | None = None
+    """How it is split over GPUs."""
+    resources: ResourcesWire | None = None
+    """What it needs."""
+    processes_per_node: Annotated[int, Field(ge=1, le=4_096)] | None = None
+    """Ranks of a script on each node. Default: one per GPU, at least one."""
+    env: Annotated[TextMap, Field(max_length=MAX_VARIABLES)] | None = None
+    """Environment variables; values are strings."""
+    retry: RetryWire | None = None
+    """When to try again."""
+    preemptible: bool | None = None
+    """The job resumes by itself, and may be stopped to make room."""
+    on_disconnect: Literal["continue", "stop"] | None = None
+    """What ranks do while their node cannot reach the server."""
+    stop_grace: Duration | None = None
+    """Time between SIGTERM and SIGKILL, such as 30s."""
+    tags: Annotated[TextMap, Field(max_length=MAX_TAGS)] | None = None
+    """Labels to find jobs by; values are strings."""
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
+    """Order among the jobs of one's own team, -100 to 100."""
+
+
+def job_schema() -> dict[str, Any]:
+    """The JSON schema of a job file, for editors and `GET /schemas/job.json`."""
+    schema = JobWire.model_json_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "description": "A job file of Gangline, version 1. Keys left out take their default; null means not given.",
+    }
+
+
+def to_job_spec(wire: JobWire) -> JobSpec:
+    """The spec to store, of a job file that also passed `spec_rules`."""
+    resources = wire.resources or ResourcesWire()
+    retry = wire.retry or RetryWire()
+    code = wire.code or CodeWire()
+    gpu = resources.gpu
+    return JobSpec(
+        name=wire.name,
+        team=wire.team,
+        private=bool(wire.private),
+        code=CodeSpec(bundle=code.bundle, path=code.path),
+        python=wire.python,
+        run=_run_spec(wire.run),
+        resources=ResourceSpec(
+            num_nodes=resources.nodes,
+            gpus_per_node=resources.gpus_per_node,
+            total_gpus=resources.gpus,
+            gpu_type=None if gpu is None or gpu.casefold() == ANY_GPU else gpu,
+            cpus_per_node=resources.cpus,
+            memory_bytes_per_node=resources.memory,
+            time_limit_seconds=resources.time,
+        ),
+        processes_per_node=wire.processes_per_node,
+        env=dict(wire.env or {}),
+        retry=RetrySpec(
+            max_retries=retry.max or 0,
+            outcomes=tuple(retry.on or ()),
+            exit_codes=tuple(retry.exit_codes or ()),
+        ),
+        preemptible=bool(wire.preemptible),
+        on_disconnect=wire.on_disconnect or "continue",
+        stop_grace_seconds=DEFAULT_STOP_GRACE_SECONDS if wire.stop_grace is None else wire.stop_grace,
+        tags=dict(wire.tags or {}),
+        priority=wire.priority or 0,
+    )
+
+
+def _run_spec(run: RunWire) -> RunSpec:
+    if run.script is not None:
+        return RunSpec(kind="script", script=run.script, args=tuple(run.args or ()))
+    if isinstance(run.command, str):
+        return RunSpec(kind="command", shell=run.command)
+    return RunSpec(kind="command", command=tuple(run.command or ()))

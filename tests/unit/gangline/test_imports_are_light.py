@@ -1,0 +1,62 @@
+"""What importing costs: a training script and `gang --help` load nothing heavy (checked on `sys.modules`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("httpx", "click", "rich", "yaml", "pydantic", "fastapi", "torch", "numpy", "sqlalchemy", "celery", "redis")
+
+
+def loaded_by(code: str) -> set[str]:
+    """Which heavy packages are loaded after `code`, in a fresh interpreter."""
+    script = (
+        f"import sys\n{code}\nprint('', *[name for name in {HEAVY!r} if name in sys.modules], sep=' ', file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import gangline",
+        "import gangline.report",
+        "from gangline import report, should_stop, stop_reason, checkpoint_dir; report(1, loss=1.0)",
+        "from gangline import Client",
+        "import gangline.client; gangline.client.NotFound",
+        "import gangline; gangline.__version__",
+    ],
+)
+def test_the_library_loads_nothing_heavy(code: str) -> None:
+    assert loaded_by(code) == set()
+
+
+def test_the_cli_module_loads_click_alone() -> None:
+    assert loaded_by("import gangline.cli.main") == {"click"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["submit", "--help"],
+        ["logs", "--help"],
+        ["plot", "--help"],
+        ["admin", "token", "create", "--help"],
+        ["--version"],
+        ["sumbit"],
+    ],
+    ids=" ".join,
+)
+def test_help_loads_click_alone(words: list[str]) -> None:
+    assert loaded_by(f"from gangline.cli.main import run; run({words!r})") == {"click"}
+
+
+def test_only_the_asked_command_is_imported() -> None:
+    code = "from gangline.cli.main import run; import sys; run(['ls', '--help'])\n"
+    code += "names = [name for name in sys.modules if name.startswith('gangline.cli.commands.')]\n"
+    code += "assert names == ['gangline.cli.commands.ls'], names\n"
+    assert loaded_by(code) == {"click"}

@@ -1,0 +1,239 @@
+"""What was asked becomes a gang that the pool could hold, or the reason why it never can and what to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.domain.spec import (
+    DoesNotFit,
+    JobSpec,
+    NodeShape,
+    ResolvedGang,
+    ResourceSpec,
+    RunSpec,
+    gpu_type_matches,
+    resolve_gang,
+)
+
+GIB = 2**30
+A100 = frozenset({"NVIDIA A100-SXM4-80GB"})
+H100 = frozenset({"NVIDIA H100 80GB HBM3"})
+
+
+def node(num_gpus: int, *, cpus: float = 16, memory: int = 64 * GIB, types: frozenset[str] = A100) -> NodeShape:
+    return NodeShape(name="n", num_gpus=num_gpus, gpu_types=types, cpus=cpus, memory_bytes=memory)
+
+
+def job(kind: str = "script", processes_per_node: int | None = None, **resources: Any) -> JobSpec:
+    return JobSpec(
+        name="x",
+        run=RunSpec(kind=kind),
+        resources=ResourceSpec(**resources),
+        processes_per_node=processes_per_node,
+    )
+
+
+def layout(spec: JobSpec, nodes: list[NodeShape]) -> tuple[int, int] | None:
+    gang = resolve_gang(spec, nodes)
+    return (gang.num_nodes, gang.gpus_per_node) if isinstance(gang, ResolvedGang) else None
+
+
+POOL = [node(4), node(4, cpus=8), node(1, cpus=2, memory=8 * GIB, types=H100)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, (1, 1)),
+        ({"num_nodes": 2}, (2, 1)),
+        ({"gpus_per_node": 3}, (1, 3)),
+        ({"num_nodes": 2, "gpus_per_node": 4}, (2, 4)),
+        ({"total_gpus": 1}, (1, 1)),
+        ({"total_gpus": 4}, (1, 4)),
+        ({"total_gpus": 6}, (2, 3)),
+        ({"total_gpus": 8}, (2, 4)),
+        ({"total_gpus": 3, "num_nodes": 3}, (3, 1)),
+        ({"total_gpus": 4, "gpus_per_node": 2}, (2, 2)),
+        ({"total_gpus": 0}, (1, 0)),
+        ({"total_gpus": 0, "num_nodes": 3}, (3, 0)),
+        ({"gpus_per_node": 0}, (1, 0)),
+        ({"total_gpus": 5}, None),
+        ({"total_gpus": 12}, None),
+        ({"num_nodes": 4}, None),
+        ({"num_nodes": 3, "gpus_per_node": 2}, None),
+    ],
+)
+def test_numbers_become_a_layout(asked: dict[str, Any], expected: tuple[int, int] | None) -> None:
+    assert layout(job(**asked), POOL) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, (1, 1)),
+        ({"total_gpus": 8}, (1, 8)),
+        ({"num_nodes": 3, "gpus_per_node": 5, "gpu_type": "B200"}, (3, 5)),
+        ({"total_gpus": 8, "gpus_per_node": 2}, (4, 2)),
+        ({"total_gpus": 8, "num_nodes": 2}, (2, 4)),
+        ({"cpus_per_node": 500.0}, (1, 1)),
+    ],
+)
+def test_a_pool_without_any_node_takes_the_numbers_as_they_are(asked: dict[str, Any], expected: Any) -> None:
+    assert layout(job(**asked), []) == expected
+
+
+def test_o37_a_job_without_gpus_has_one_process_and_one_cpu() -> None:
+    assert resolve_gang(job(gpus_per_node=0), POOL) == ResolvedGang(
+        num_nodes=1, gpus_per_node=0, processes_per_node=1, cpus_per_node=1.0, memory_bytes_per_node=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "processes"),
+    [
+        (job(gpus_per_node=4), 4),
+        (job(gpus_per_node=4, processes_per_node=2), 2),
+        (job(gpus_per_node=0, processes_per_node=6), 6),
+        (job("command", gpus_per_node=4), 1),
+    ],
+)
+def test_a_script_has_a_process_per_gpu_unless_it_says_otherwise_and_a_command_one(
+    spec: JobSpec, processes: int
+) -> None:
+    gang = resolve_gang(spec, POOL)
+
+    assert isinstance(gang, ResolvedGang)
+    assert gang.processes_per_node == processes
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes", "cpus"),
+    [
+        (job(gpus_per_node=4), [node(4, cpus=16)], 4.0),
+        (job(gpus_per_node=8), [node(8, cpus=2)], 2.0),
+        (job(gpus_per_node=4, num_nodes=2), [node(4, cpus=16), node(4, cpus=3), node(4, cpus=2)], 3.0),
+        (job(gpus_per_node=4, cpus_per_node=0.5), [node(4, cpus=16)], 0.5),
+        (job(gpus_per_node=4), [], 4.0),
+    ],
+)
+def test_cpus_default_to_one_per_gpu_and_never_more_than_the_nodes_have(
+    spec: JobSpec, nodes: list[NodeShape], cpus: float
+) -> None:
+    gang = resolve_gang(spec, nodes)
+
+    assert isinstance(gang, ResolvedGang)
+    assert gang.cpus_per_node == cpus
+
+
+@pytest.mark.parametrize(
+    ("asked", "types", "matches"),
+    [
+        (None, frozenset(), True),
+        ("H100", H100, True),
+        ("h100", H100, True),
+        ("A100-SXM4", A100, True),
+        ("a100 sxm4 80gb", A100, True),
+        ("A10", A100, False),
+        ("100", A100, False),
+        ("80GB A100", A100, False),
+        ("H100", frozenset(), False),
+        ("H100", A100 | H100, True),
+    ],
+)
+def test_a_type_is_matched_by_whole_words(asked: str | None, types: frozenset[str], matches: bool) -> None:
+    assert gpu_type_matches(asked, types) is matches
+
+
+def test_the_type_of_gpu_does_not_matter_where_no_gpu_is_asked_for() -> None:
+    assert layout(job(gpus_per_node=0, gpu_type="B200"), POOL) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "fix"),
+    [
+        ({"gpus_per_node": 5}, "1 node with 5 GPUs. Of resources.gpus_per_node, 1 node of the pool can", "at most 4."),
+        (
+            {"num_nodes": 3, "gpus_per_node": 2},
+            "3 nodes of the pool can give at most 1",
+            "resources.nodes to at most 2",
+        ),
+        ({"num_nodes": 4}, "The pool has 3 nodes.", "Set resources.nodes to at most 3."),
+        ({"total_gpus": 12}, "asks for 12 GPUs. The most that nodes can give", "Set resources.gpus to 8"),
+        ({"total_gpus": 5}, "8 GPUs (2 nodes × 4), and 5 cannot be split evenly", "Set resources.gpus to 8"),
+        ({"total_gpus": 10, "num_nodes": 2}, "2 nodes with 5 GPUs each", "Set resources.gpus to at most 8."),
+        (
+            {"gpu_type": "B200"},
+            "No node has a GPU of type B200; the pool has NVIDIA A100-SXM4-80GB, NVIDIA H100",
+            "type",
+        ),
+        ({"gpu_type": "A100", "num_nodes": 3}, "The pool has 2 such nodes.", "Set resources.nodes to at most 2."),
+        ({"gpu_type": "H100", "gpus_per_node": 2}, "2 GPUs of type H100", "Set resources.gpus_per_node to at most 1."),
+        ({"cpus_per_node": 17.0}, "17 CPUs on each node", "Set resources.cpus to at most 16."),
+        ({"cpus_per_node": 10.0, "num_nodes": 2}, "at most 8 each", "resources.cpus to at most 8, or resources.nodes"),
+        ({"memory_bytes_per_node": 65 * GIB}, "65GiB of memory", "Set resources.memory to at most 64GiB."),
+        ({"total_gpus": 2, "memory_bytes_per_node": 65 * GIB}, "largest memory is 64GiB", "at most 64GiB"),
+        ({"gpus_per_node": 10**9}, "1000000000 GPUs", "at most 4."),
+    ],
+)
+def test_o20_what_can_never_run_is_refused_with_the_largest_fit_and_the_change(
+    asked: dict[str, Any], message: str, fix: str
+) -> None:
+    answer = resolve_gang(job(**asked), POOL)
+
+    assert isinstance(answer, DoesNotFit)
+    assert message in answer.message
+    assert fix in answer.fix
+
+
+def test_a_pool_without_gpus_says_so() -> None:
+    answer = resolve_gang(job(gpu_type="H100"), [node(0, types=frozenset())])
+
+    assert isinstance(answer, DoesNotFit)
+    assert "the pool has no GPU at all" in answer.message
+
+
+SHAPES = st.builds(
+    NodeShape,
+    name=st.just("n"),
+    num_gpus=st.integers(0, 8),
+    gpu_types=st.sampled_from([frozenset(), A100, H100, A100 | H100]),
+    cpus=st.sampled_from([0.5, 2.0, 8.0, 64.0]),
+    memory_bytes=st.sampled_from([GIB, 64 * GIB]),
+)
+ASKED = st.builds(
+    ResourceSpec,
+    num_nodes=st.none() | st.integers(1, 5),
+    gpus_per_node=st.none() | st.integers(0, 9),
+    gpu_type=st.sampled_from([None, "A100", "H100", "B200"]),
+    cpus_per_node=st.sampled_from([None, 1.0, 9.0, 65.0]),
+    memory_bytes_per_node=st.sampled_from([None, 2 * GIB, 65 * GIB]),
+) | st.builds(ResourceSpec, total_gpus=st.integers(0, 40), cpus_per_node=st.sampled_from([None, 9.0, 65.0]))
+
+
+@settings(max_examples=300)
+@given(asked=ASKED, shapes=st.lists(SHAPES, max_size=6))
+def test_a_resolved_gang_fits_the_idle_pool_and_a_refusal_says_what_to_do(
+    asked: ResourceSpec, shapes: list[NodeShape]
+) -> None:
+    answer = resolve_gang(JobSpec(name="x", run=RunSpec(kind="script"), resources=asked), shapes)
+    if isinstance(answer, DoesNotFit):
+        assert shapes, "a pool without nodes refuses nothing"
+        assert answer.message.startswith("The job asks for ")
+        assert answer.fix.startswith("Set ")
+        return
+    able = [
+        shape
+        for shape in shapes
+        if shape.num_gpus >= answer.gpus_per_node
+        and shape.cpus >= answer.cpus_per_node
+        and shape.memory_bytes >= answer.memory_bytes_per_node
+        and (answer.gpus_per_node == 0 or gpu_type_matches(asked.gpu_type, shape.gpu_types))
+    ]
+    assert len(able) >= answer.num_nodes or not shapes
+    assert asked.total_gpus in (None, answer.num_nodes * answer.gpus_per_node)
+    assert asked.num_nodes in (None, answer.num_nodes)
+    assert asked.gpus_per_node in (None, answer.gpus_per_node)
