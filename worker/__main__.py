@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gangline.protocol.names import ENV_BROKER_URL
 from worker.agent_log import log
-from worker.doorbell import ENV_BROKER_URL
 from worker.inventory import CpuSlots, InventoryError, InventorySource, RecordedGPUs
 
 

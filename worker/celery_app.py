@@ -17,8 +17,8 @@ from typing import Any, Final
 from celery import Celery
 from celery.platforms import SecurityWarning
 
-from gangline.protocol.names import node_queue
-from worker.doorbell import ENV_BROKER_URL, ENV_NODE_NAME, ENV_PARENT_PIPE
+from gangline.protocol.names import ENV_BROKER_URL, node_queue
+from worker.doorbell import ENV_NODE_NAME, ENV_PARENT_PIPE
 
 BROKER_TRANSPORT_OPTIONS: Final = {
     # Without acknowledgements nothing is ever stranded or repeated by the broker; a lost hint costs one heartbeat.

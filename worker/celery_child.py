@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from gangline.protocol.names import ENV_BROKER_URL
 from worker.agent_log import log
-from worker.doorbell import ENV_BROKER_URL, ENV_DOORBELL, ENV_NODE_NAME, ENV_PARENT_PIPE
+from worker.doorbell import ENV_DOORBELL, ENV_NODE_NAME, ENV_PARENT_PIPE
 
 SHORTEST_DELAY_SECONDS: Final = 0.5
 LONGEST_DELAY_SECONDS: Final = 30.0

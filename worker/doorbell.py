@@ -17,8 +17,6 @@ from typing import Final
 # What the agent tells its Celery child, in the environment.
 ENV_DOORBELL: Final = "GANGLINE_DOORBELL"
 """Path of the socket."""
-ENV_BROKER_URL: Final = "GANGLINE_BROKER_URL"
-"""URL of the broker. In the environment and not in the arguments, since it may hold a password."""
 ENV_NODE_NAME: Final = "GANGLINE_NODE_NAME"
 ENV_PARENT_PIPE: Final = "GANGLINE_PARENT_PIPE"
 """Descriptor of an inherited pipe whose other end the agent alone holds: EOF there means that the agent is gone."""

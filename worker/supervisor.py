@@ -332,7 +332,7 @@ class Supervisor:
             intent = self._order.intent
         return NodeReport(
             ranks=ranks,
-            failure=self._failure or port_failure(ranks, port, now),
+            failure=self._failure or port_failure(ranks, port, now) or self._folder_failure(now),
             stop_intent=intent,
             process_set_empty=is_final and not self._leftovers,
             leftovers=self._leftovers,
@@ -340,6 +340,13 @@ class Supervisor:
             stream_sizes=self._shipper.sizes(),
             sent_at=now,
         )
+
+    def _folder_failure(self, now: float) -> NodeFailure | None:
+        """The attempt's folder was removed under us: whatever the ranks then did is not the user's doing."""
+        if (self._folder / names.STATE_FILE).exists():
+            return None
+        message = f"the folder of attempt {self._plan.attempt_id} was removed while it ran"
+        return NodeFailure(outcome=Outcome.SUPERVISOR_LOST, message=message, at=now)
 
     def _report_end(self) -> None:
         report = self._report(is_final=True)

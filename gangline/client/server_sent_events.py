@@ -36,7 +36,7 @@ class EventParser:
             if line:
                 self._take(line)
                 continue
-            if self._data and False:
+            if self._data:
                 yield ServerSentEvent(event=self._event or "message", data="\n".join(self._data), id=self._last_id)
             self._clear()
 

@@ -20,6 +20,8 @@ ENV_STOP_FILE: Final = "GANGLINE_STOP_FILE"
 ENV_JOB_FOLDER: Final = "GANGLINE_JOB_FOLDER"
 """Stable folder of the job on this node: it outlives attempts."""
 ENV_CHECKPOINT_FOLDER: Final = "GANGLINE_CHECKPOINT_FOLDER"
+ENV_BROKER_URL: Final = "GANGLINE_BROKER_URL"
+"""Told to an agent by its environment (arguments are seen by every user of the machine); never to a rank."""
 RESERVED_ENV_PREFIX: Final = "GANGLINE_"
 """Variables that a job spec may not set."""
 

@@ -1,4 +1,4 @@
-"""Route of the pool: its nodes, their GPUs and who holds them."""
+"""Routes of the pool: its nodes, their GPUs and who holds them; an admin's word that a silent node is off."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.clock import rfc3339
 from service.db.tables import allocations, attempt_nodes, attempts, gpus, jobs, nodes
+from service.operations.release_node import release_node
 
 router = APIRouter(prefix=f"{API_PREFIX}/nodes")
 
@@ -74,6 +75,17 @@ def list_nodes(state: State, principal: Annotated[Principal, Depends(caller(Acti
             ]
         }
     )
+
+
+@router.post("/{name}/release")
+def post_release(
+    state: State, principal: Annotated[Principal, Depends(caller(Action.ADMINISTER))], name: str
+) -> Response:
+    """Declare that nothing runs on a node that does not answer."""
+    num_ended = release_node(
+        state.database, name=name, actor=principal.name, settle_seconds=state.settings.settle_seconds
+    )
+    return json_response({"name": name, "ended": num_ended})
 
 
 def _may_name(principal: Principal, holder: Any) -> bool:

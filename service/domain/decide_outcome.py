@@ -50,6 +50,11 @@ _INTENT_OUTCOMES: Final = {
 }
 """Outcomes that our own decision makes, whatever the ranks then did. A cancel wins over everything (I-08)."""
 
+_OWN_STOPS: Final = {
+    StopIntent.DISCONNECTED: (Outcome.NODE_LOST, "was cut off and stopped its ranks, as on_disconnect: stop says"),
+    StopIntent.DRAIN: (Outcome.PREEMPTED, "is going down and stopped its ranks"),
+}
+
 _MISSING_PACKAGE: Final = frozenset({"ModuleNotFoundError"})
 _OUT_OF_MEMORY: Final = frozenset({"OutOfMemoryError", "MemoryError"})
 
@@ -68,10 +73,9 @@ def decide_outcome(
         primary = _first_rank_failure(endings) if intent is StopIntent.START_DEADLINE else None
         if primary is None:
             return Cause(outcome=outcome, detail=intent_detail, note=note)
-    cut_off = [ending for ending in endings if ending.report and ending.report.stop_intent == StopIntent.DISCONNECTED]
-    if cut_off:
-        detail = f"{cut_off[0].node_name} was cut off and stopped its ranks, as on_disconnect: stop says"
-        return Cause(outcome=Outcome.NODE_LOST, detail=detail, node_name=cut_off[0].node_name, note=note)
+    own_stop = _stopped_by_node(endings, note)
+    if own_stop is not None:
+        return own_stop
     node_failure = _first_node_failure(endings)
     primary = _first_rank_failure(endings)
     if node_failure is not None and (primary is None or primary.is_peer_loss or node_failure.precedes(primary.at)):
@@ -97,11 +101,23 @@ def decide_outcome(
     return Cause(outcome=Outcome.SUCCEEDED, detail="", exit_code=0, note=note)
 
 
+def _stopped_by_node(endings: Sequence[NodeEnding], note: str) -> Cause | None:
+    """The cause when a supervisor stopped its ranks by itself: cut off from the service, or its machine going down."""
+    for ending in endings:
+        intent = ending.report.stop_intent if ending.report else None
+        if intent in _OWN_STOPS:
+            outcome, text = _OWN_STOPS[StopIntent(intent)]
+            return Cause(outcome=outcome, detail=f"{ending.node_name} {text}", node_name=ending.node_name, note=note)
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class _RankFailure:
     node_name: str
     at: float
     report: RankReport
+    oom_kills: int
+    """Of its node, counted in the attempt's cgroup."""
 
     @property
     def is_peer_loss(self) -> bool:
@@ -109,7 +125,7 @@ class _RankFailure:
 
     def cause(self, note: str, is_command: bool) -> Cause:
         rank = self.report
-        outcome, detail, fix = _classify(rank, is_command)
+        outcome, detail, fix = _classify(rank, is_command, self.oom_kills)
         return Cause(
             outcome=outcome,
             detail=f"rank {rank.rank} on {self.node_name}: {detail}",
@@ -160,7 +176,12 @@ class _NodeFailure:
 
 def _first_rank_failure(endings: Sequence[NodeEnding]) -> _RankFailure | None:
     failures = [
-        _RankFailure(node_name=ending.node_name, at=rank.ended_at + ending.clock_offset_seconds, report=rank)
+        _RankFailure(
+            node_name=ending.node_name,
+            at=rank.ended_at + ending.clock_offset_seconds,
+            report=rank,
+            oom_kills=ending.report.oom_kills,
+        )
         for ending in endings
         if ending.report is not None
         for rank in ending.report.ranks
@@ -195,7 +216,7 @@ def _note(endings: Sequence[NodeEnding]) -> str:
     return "; ".join(notes)
 
 
-def _classify(rank: RankReport, is_command: bool) -> tuple[Outcome, str, str | None]:
+def _classify(rank: RankReport, is_command: bool, oom_kills: int) -> tuple[Outcome, str, str | None]:
     error = rank.error
     if rank.exit_code == 127 and error is None and is_command:
         return Outcome.CONFIG_ERROR, "exit code 127: a program that the command names was not found", None
@@ -203,6 +224,11 @@ def _classify(rank: RankReport, is_command: bool) -> tuple[Outcome, str, str | N
         return Outcome.ENVIRONMENT_ERROR, error.message, None
     if error is not None and error.type in _OUT_OF_MEMORY:
         return Outcome.OUT_OF_MEMORY, f"{error.type}: {error.message}", None
+    if rank.signal == "SIGKILL" and oom_kills:
+        detail = f"ended by SIGKILL; the kernel counted {oom_kills} out-of-memory kill{'' if oom_kills == 1 else 's'}"
+        return Outcome.OUT_OF_MEMORY, detail, None
+    if error is not None and error.type == "OSError" and "No space left on device" in error.message:
+        return Outcome.STORAGE_FULL, f"{error.type}: {error.message}", None
     known = recognise_error(error) if error is not None else None
     return Outcome.USER_ERROR, _ended(rank), known
 

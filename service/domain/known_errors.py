@@ -38,10 +38,6 @@ KNOWN_ERRORS: Final = (
             "find_unused_parameters=True)."
         ),
     ),
-    KnownError(
-        pattern=re.compile(r"No space left on device"),
-        fix="Free space on the node, or write to a folder on another disk.",
-    ),
 )
 
 

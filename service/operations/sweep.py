@@ -191,7 +191,7 @@ def _tell_unconfirmed(tx: Write, attempt: Row[Any], silent: list[str]) -> None:
     reason = Reason(
         code=ReasonCode.STOP_UNCONFIRMED,
         text=f"Node {names} does not answer, so it is not known whether the job has stopped there.",
-        fix="It ends when the node answers again. An admin who knows that the node is off can remove it.",
+        fix=f"It ends when the node answers again. An admin who knows that it is off: gang node release {silent[0]}.",
     )
     text = json.dumps(reason.to_json(), ensure_ascii=False)
     changed = tx.connection.execute(

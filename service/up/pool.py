@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gangline.protocol.names import ENV_BROKER_URL
 from service.errors import SettingsError
 from service.first_start import ADMIN_TOKEN_FILE, ENROLMENT_TOKEN_FILE, write_private
 from service.serve import SERVER_FILE, SHUTDOWN_GRACE_SECONDS
@@ -186,6 +187,9 @@ def build_pool(options: PoolOptions, environment: dict[str, str]) -> LocalPool:
     server = Child("server", (*python, "service.serve"), server_environment, logs / "server.log")
     (options.data_folder / SERVER_FILE).unlink(missing_ok=True)
     agent_environment = {key: value for key, value in environment.items() if not key.startswith(ENV_PREFIX)}
+    if broker_url:
+        # By environment: arguments are seen by every user of the machine.
+        agent_environment[ENV_BROKER_URL] = broker_url
     agents = []
     for number in range(1, options.num_nodes + 1):
         folder = node_folder(options, number)
@@ -203,8 +207,6 @@ def build_pool(options: PoolOptions, environment: dict[str, str]) -> LocalPool:
             "--enrolment-token-file",
             str(options.data_folder / ENROLMENT_TOKEN_FILE),
         ]
-        if broker_url:
-            argv += ["--broker-url", broker_url]
         agents.append(Child(f"node-{number}", argv, agent_environment, logs / f"node-{number}.log"))
     return LocalPool(options, server, broker, agents, socket_folder)
 
