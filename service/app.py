@@ -19,6 +19,7 @@ from service.db.migrate import migrate
 from service.db.pool import load_or_make_pool_id
 from service.db.session import Database
 from service.events.bus import Bus
+from service.events.dispatcher import HintHealth
 from service.events.listen import PostgresWakeups
 from service.folder import prepare_data_folder
 from service.operations.submit_job import PoolShapes
@@ -59,6 +60,7 @@ def create_state(settings: Settings) -> AppState:
         streams=StreamFiles(settings.data_folder),
         bundles=BundleFiles(settings.data_folder),
         pool_id=load_or_make_pool_id(database),
+        hints=HintHealth(),
         version=version(),
     )
 
@@ -70,7 +72,7 @@ def create_app(state: AppState) -> FastAPI:
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         threads: list[ControlThreads | PostgresWakeups] = []
         if state.settings.run_scheduler:
-            threads.append(ControlThreads(state.database, state.settings, state.bus))
+            threads.append(ControlThreads(state.database, state.settings, state.bus, state.hints))
         if not state.database.is_sqlite:
             threads.append(PostgresWakeups(state.settings.resolved_database_url, state.bus))
         for thread in threads:

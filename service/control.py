@@ -12,7 +12,7 @@ from service.db.leadership import give_up_lease, renew_lease, take_lease
 from service.db.session import Database
 from service.errors import DatabaseUnavailable
 from service.events.bus import Bus
-from service.events.dispatcher import Dispatcher
+from service.events.dispatcher import Dispatcher, HintHealth
 from service.operations.sweep import Sweeper
 from service.scheduler.cycle import Scheduler
 from service.settings import Settings
@@ -23,10 +23,11 @@ log = logging.getLogger("gangline.control")
 class ControlThreads:
     """Waits for the lease, then runs the three threads until it is lost or the process stops; then waits again."""
 
-    def __init__(self, database: Database, settings: Settings, bus: Bus):
+    def __init__(self, database: Database, settings: Settings, bus: Bus, hints: HintHealth):
         self._database = database
         self._settings = settings
         self._bus = bus
+        self._hints = hints
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
@@ -61,7 +62,7 @@ class ControlThreads:
     def _lead(self, epoch: int) -> None:
         scheduler = Scheduler(self._database, self._settings, self._bus, epoch)
         sweeper = Sweeper(self._database, self._settings, epoch)
-        dispatcher = Dispatcher(self._database, self._bus, self._settings.broker_url)
+        dispatcher = Dispatcher(self._database, self._bus, self._settings.broker_url, self._hints)
         threads = (scheduler, sweeper, dispatcher)
         for thread in threads:
             thread.start()

@@ -12,6 +12,7 @@ from service.db.migrate import migrate
 from service.db.session import Database
 from service.errors import SettingsError
 from service.events.bus import Bus
+from service.events.dispatcher import HintHealth
 from service.events.listen import PostgresWakeups
 from service.settings import settings_from_process_environment
 
@@ -33,7 +34,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     wakeups = PostgresWakeups(settings.resolved_database_url, bus)
-    control = ControlThreads(database, settings, bus)
+    control = ControlThreads(database, settings, bus, HintHealth())
     wakeups.start()
     control.start()
     stopping.wait()

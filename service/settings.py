@@ -150,6 +150,11 @@ def _convert(type_name: str, raw: str) -> object:
     return {"int": int, "float": float, "Path": Path, "str": str}[type_name](raw)
 
 
+def silent_seconds(settings: Settings) -> float:
+    """Silence after which a node gets no new work for the moment, though it is not yet unreachable."""
+    return settings.heartbeat_seconds * 2 + 1
+
+
 def settings_from_process_environment(**overrides: object) -> Settings:
     """The settings of this process; the only place that reads its environment."""
     return Settings.from_environment(os.environ, **overrides)

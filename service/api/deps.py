@@ -19,6 +19,7 @@ from service.db.session import Database
 from service.db.tables import jobs, teams, users
 from service.errors import InvalidRequest, NotFound, Unauthorized
 from service.events.bus import Bus
+from service.events.dispatcher import HintHealth
 from service.operations.report_attempt import Part
 from service.operations.submit_job import PoolShapes
 from service.settings import Settings
@@ -37,6 +38,7 @@ class AppState:
     shapes: PoolShapes
     streams: StreamFiles
     bundles: BundleFiles
+    hints: HintHealth
     pool_id: str
     version: str
 

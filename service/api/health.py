@@ -22,12 +22,12 @@ def get_health() -> Response:
 
 @router.get("/readyz")
 def get_ready(state: State) -> Response:
-    """The database answers. Hints need not: without them jobs start by heartbeat."""
+    """The database answers. `hints: failing` does not make it unready: jobs start by heartbeat then, later."""
     if state.bus.is_closed:
         raise ShuttingDown("the server is stopping")
     with state.database.read() as connection:
         connection.execute(text("SELECT 1"))
-    return json_response({"status": "ready", "version": state.version})
+    return json_response({"status": "ready", "hints": state.hints.state, "version": state.version})
 
 
 @router.get(f"{API_PREFIX}/schemas/job.json")

@@ -51,7 +51,8 @@ def job_json(
         "reason": json.loads(row.reason) if row.reason else None,
         "outcome": row.outcome,
         "cause": cause,
-        "progress": progress_json(progress, now) if progress and is_insider else None,
+        # While it waits for its next attempt, nothing of it makes progress.
+        "progress": progress_json(progress, now) if progress and is_insider and row.state != "waiting" else None,
         "cost": {"gpu_seconds": round(row.gpu_seconds + (attempt["held_gpu_seconds"] if attempt else 0.0), 3)},
         "version": row.version,
         "spec": json.loads(row.spec) if is_insider and is_whole else None,

@@ -40,6 +40,7 @@ from service.scheduler.load_world import load_world
 from service.scheduler.plan import Place, plan
 from service.scheduler.world import WaitingJob, World
 from service.schemas.parse_spec import parse_spec
+from service.settings import silent_seconds
 
 router = APIRouter(prefix=f"{API_PREFIX}/jobs")
 PAGE_LIMIT = 200
@@ -118,7 +119,7 @@ def _would_wait(state: AppState, submission: Any) -> dict[str, str] | None:
     gang, spec = submission.gang, submission.spec
     with state.database.read() as connection:
         now = state.database.now(connection)
-        world, _ = load_world(connection, now, state.settings.heartbeat_seconds * 2 + 1)
+        world, _ = load_world(connection, now, silent_seconds(state.settings))
     newcomer = WaitingJob(
         id=2**62,
         priority=spec.priority,

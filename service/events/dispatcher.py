@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import delete, select
@@ -26,10 +27,20 @@ BREAKER_SECONDS = 2.0
 BATCH = 200
 
 
+@dataclass
+class HintHealth:
+    """Whether hints get through; read by `/readyz`, written by the dispatcher of the same process."""
+
+    state: str = "elsewhere"
+    """`ok`, `failing` (jobs start by heartbeat, later), `none` (no broker), `elsewhere` (sent by another process)."""
+    num_published: int = 0
+    num_failed: int = 0
+
+
 class Dispatcher:
     """Runs in a thread: woken by the topic `outbox`, else once a tick. Without a broker it only clears the outbox."""
 
-    def __init__(self, database: Database, bus: Bus, broker_url: str, *, tick_seconds: float = 5.0):
+    def __init__(self, database: Database, bus: Bus, broker_url: str, health: HintHealth, *, tick_seconds: float = 5.0):
         self._database = database
         self._broker_url = broker_url
         self._tick_seconds = tick_seconds
@@ -39,8 +50,8 @@ class Dispatcher:
         self._celery: Any = None
         self._producer: Any = None
         self._closed_until = 0.0
-        self.num_published = 0
-        self.num_failed = 0
+        self._health = health
+        health.state = "ok" if broker_url else "none"
 
     def start(self) -> None:
         """Start the thread."""
@@ -103,12 +114,14 @@ class Dispatcher:
                 producer=self._producer,
             )
         except (OperationalError, KombuError, OSError) as error:
-            self.num_failed += 1
+            self._health.num_failed += 1
+            self._health.state = "failing"
             self._closed_until = clock.monotonic() + BREAKER_SECONDS
             self._celery = self._producer = None
             log.warning("hint_not_sent attempt_id=%s queue=%s why=%s", attempt_id, queue, str(error)[:200])
             return False
-        self.num_published += 1
+        self._health.num_published += 1
+        self._health.state = "ok"
         return True
 
 

@@ -20,7 +20,7 @@ from service.domain.states import AttemptNodeState, NodeState
 from service.operations.job_lock import lock_job_of
 from service.operations.settle_attempt import end_attempt_node, settle_attempt
 from service.operations.stop_attempt import stop_attempt
-from service.settings import Settings
+from service.settings import Settings, silent_seconds
 
 SMALL_POOL_NODES = 32
 
@@ -72,7 +72,7 @@ def heartbeat_node(
     """Record a heartbeat and answer it."""
     with database.write() as tx:
         node = tx.connection.execute(select(nodes).where(nodes.c.id == node_id).with_for_update()).one()
-        _record(tx, node, heartbeat)
+        _record(tx, settings, node, heartbeat)
         rows = tx.connection.execute(
             select(attempt_nodes).where(
                 attempt_nodes.c.node_id == node_id, attempt_nodes.c.state != AttemptNodeState.ENDED
@@ -96,7 +96,7 @@ def heartbeat_node(
     )
 
 
-def _record(tx: Write, node: Row[Any], heartbeat: Heartbeat) -> None:
+def _record(tx: Write, settings: Settings, node: Row[Any], heartbeat: Heartbeat) -> None:
     inventory = json.dumps(
         [heartbeat.cpus, heartbeat.memory_bytes, [vars(gpu) for gpu in heartbeat.gpus]], sort_keys=True
     )
@@ -117,7 +117,8 @@ def _record(tx: Write, node: Row[Any], heartbeat: Heartbeat) -> None:
     if inventory_hash != node.inventory_hash:
         _record_inventory(tx, node.id, heartbeat.gpus)
         tx.wake("schedule")
-    if node.last_heartbeat_at is None:
+    if node.last_heartbeat_at is None or tx.now - node.last_heartbeat_at > silent_seconds(settings):
+        # It got no new work while it was late; now it may.
         tx.wake("schedule")
     if node.state != NodeState.READY:
         text = f"{node.name} answers again." if node.last_heartbeat_at else f"{node.name} joined the pool."
