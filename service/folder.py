@@ -21,8 +21,10 @@ def prepare_data_folder(settings: Settings) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         probe = folder / f".probe-{os.getpid()}"
-        probe.write_bytes(b"x" * 4096)
-        probe.unlink()
+        try:
+            probe.write_bytes(b"x" * 4096)
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
         raise SettingsError(
             f"data folder {folder} cannot be written: {error.strerror}. Give another one with --data, or mount it "

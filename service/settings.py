@@ -16,6 +16,8 @@ from typing import Any
 from service.errors import SettingsError
 
 ENV_PREFIX = "GANGLINE_SERVER_"
+SMALL_POOL_NODES = 32
+"""Up to this many nodes, agents are told `heartbeat_seconds`; beyond it `heartbeat_large_pool_seconds`."""
 
 
 def _setting(default: Any, meaning: str) -> Any:  # Any: what dataclasses.field returns stands for the field's type
@@ -112,6 +114,11 @@ def _rules(s: Settings) -> list[tuple[bool, str]]:
             "raise lost_seconds.",
         ),
         (
+            s.heartbeat_large_pool_seconds * 3 < s.lost_seconds,
+            f"heartbeat_large_pool_seconds × 3 < lost_seconds must hold, but {s.heartbeat_large_pool_seconds:g} × 3 ≥ "
+            f"{s.lost_seconds:g}: raise lost_seconds or lower heartbeat_large_pool_seconds.",
+        ),
+        (
             s.claim_seconds < s.start_seconds,
             f"claim_seconds < start_seconds must hold, but {s.claim_seconds:g} ≥ {s.start_seconds:g}.",
         ),
@@ -150,9 +157,20 @@ def _convert(type_name: str, raw: str) -> object:
     return {"int": int, "float": float, "Path": Path, "str": str}[type_name](raw)
 
 
-def silent_seconds(settings: Settings) -> float:
+def interval_seconds(settings: Settings, num_nodes: int) -> float:
+    """Interval between heartbeats that the agents of a pool of this size are told."""
+    is_small = num_nodes <= SMALL_POOL_NODES
+    return settings.heartbeat_seconds if is_small else settings.heartbeat_large_pool_seconds
+
+
+def silent_seconds(settings: Settings, num_nodes: int) -> float:
     """Silence after which a node gets no new work for the moment, though it is not yet unreachable."""
-    return settings.heartbeat_seconds * 2 + 1
+    return interval_seconds(settings, num_nodes) * 2 + 1
+
+
+def unreachable_seconds(settings: Settings, num_nodes: int) -> float:
+    """Silence after which a node is unreachable: the setting, but never less than three missed heartbeats."""
+    return max(settings.unreachable_seconds, interval_seconds(settings, num_nodes) * 3)
 
 
 def settings_from_process_environment(**overrides: object) -> Settings:

@@ -150,5 +150,9 @@ class Session:
 
     def still_there(self, job: Job, doing: str, again: str) -> None:
         """The line for Ctrl-C: it only detaches."""
-        state = "is still" if not job.is_terminal else "has"
-        self.note(f"Stopped {doing}. Job {job.id} {state} {job.state}.  Again: {again}   Stop it: gang cancel {job.id}")
+        if job.is_terminal:
+            self.note(f"Stopped {doing}. Job {job.id} has ended: {job.state}.  Again: {again}")
+        else:
+            self.note(
+                f"Stopped {doing}. Job {job.id} is still {job.state}.  Again: {again}   Stop it: gang cancel {job.id}"
+            )

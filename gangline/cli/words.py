@@ -108,6 +108,13 @@ def state_note(job: Job) -> str:
     return ""
 
 
+def condition(state: str) -> str:
+    """A state as the end of a sentence: `is running`, `has failed`, `was cancelled`."""
+    return {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}.get(
+        state, f"is {state}"
+    )
+
+
 def gpus(job: Job) -> str:
     """`4 GPUs`, `2 × 8 GPUs`, with the type when one is asked for."""
     asked = job.resources

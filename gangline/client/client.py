@@ -209,6 +209,11 @@ class Client(LogCalls, AdminCalls):
         # Idempotent by itself; the key only tells the transport (and the server) that a repeat is the same wish.
         return self._job(self.post(path, {"reason": reason}, key=new_key()))
 
+    def poll(self, job: Job, hold_seconds: float) -> Job:
+        """`job` as soon as it has changed, or as it is after `hold_seconds`."""
+        answer = self._poll(job.id, f'"{job.version}"', hold_seconds)
+        return job if answer.status_code == 304 else self._job(self.transport.decoded(answer))
+
     def wait(self, ref: JobRef, *, timeout: float | None = None, on_change: Callable[[Job], None] | None = None) -> Job:
         """Wait until a job has ended, at most `timeout` seconds, and return it. Uses long polls.
 
@@ -227,7 +232,6 @@ class Client(LogCalls, AdminCalls):
     def _next_version(self, job: Job, started: float, timeout: float | None) -> Job:
         """The job's next version, by as many long polls as it takes."""
         failures, failing_since = 0, 0.0
-        tag = f'"{job.version}"'
         while True:
             now = time.monotonic()
             left = math.inf if timeout is None else started + timeout - now
@@ -237,7 +241,7 @@ class Client(LogCalls, AdminCalls):
                     fix=f"it goes on; wait again with `gang wait {job.id}`",
                 )
             try:
-                answer = self._poll(job.id, tag, max(1, math.ceil(min(HOLD_SECONDS, left))))
+                newer = self.poll(job, round(max(0.01, min(HOLD_SECONDS, left)), 2))
             except Unreachable as error:
                 failing_since = now if failures == 0 else failing_since
                 if now - failing_since > PATIENCE_SECONDS:
@@ -248,14 +252,12 @@ class Client(LogCalls, AdminCalls):
                 failures += 1
                 continue
             failures = 0
-            if answer.status_code != 304:
-                newer = self._job(self.transport.decoded(answer))
-                if newer.version != job.version or newer.is_terminal:
-                    return newer
+            if newer.version != job.version or newer.is_terminal:
+                return newer
             if time.monotonic() - now < 0.2:
                 time.sleep(min(left, 0.5))  # a server or proxy that does not hold the poll must not be hammered
 
-    def _poll(self, job_id: int, tag: str, hold_seconds: int) -> Any:
+    def _poll(self, job_id: int, tag: str, hold_seconds: float) -> Any:
         call = Call(
             method="GET",
             path=f"/jobs/{job_id}",

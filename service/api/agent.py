@@ -12,7 +12,19 @@ from starlette.responses import FileResponse, Response
 from gangline.protocol.launch import Directive, NodeReport, decode, encode
 from gangline.protocol.names import API_PREFIX, TOKEN_PREFIXES
 from service import clock
-from service.api.deps import AppState, Body, CallingPart, JsonBody, Node, State, caller, json_response
+from service.api.deps import (
+    MAX_ID,
+    AppState,
+    Body,
+    CallingPart,
+    JsonBody,
+    Node,
+    ReportBody,
+    RowId,
+    State,
+    caller,
+    json_response,
+)
 from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.db.tables import attempts, jobs
@@ -45,7 +57,7 @@ def post_enrol(
 
 
 @router.post("/heartbeat")
-def post_heartbeat(state: State, node: Node, body: JsonBody) -> Response:
+def post_heartbeat(state: State, node: Node, body: ReportBody) -> Response:
     """The node lives; the answer says what to start and what to forget."""
     answer = heartbeat_node(state.database, state.settings, state.pool_id, node.id, _heartbeat(body))
     return json_response(vars(answer))
@@ -67,8 +79,8 @@ def _heartbeat(body: dict[str, Any]) -> Heartbeat:
                     kind=str(gpu["kind"]),
                     model=str(gpu["model"]),
                     memory_bytes=int(gpu["memory_bytes"]),
-                    link_group=gpu.get("link_group"),
-                    numa_node=gpu.get("numa_node"),
+                    link_group=None if gpu.get("link_group") is None else str(gpu["link_group"]),
+                    numa_node=None if gpu.get("numa_node") is None else int(gpu["numa_node"]),
                 )
                 for gpu in inventory["gpus"]
             ),
@@ -76,12 +88,12 @@ def _heartbeat(body: dict[str, Any]) -> Heartbeat:
             process_sets=frozenset(int(attempt) for attempt in body["process_sets"]),
             quarantined={str(uuid): str(why) for uuid, why in dict(body.get("quarantined") or {}).items()},
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidRequest(f"not a heartbeat: {type(error).__name__} {error}") from error
 
 
 @router.post("/attempts/{attempt_id}/claim")
-def post_claim(state: State, node: Node, attempt_id: int, body: JsonBody) -> Response:
+def post_claim(state: State, node: Node, attempt_id: RowId, body: JsonBody) -> Response:
     """The node claims its part with a token that it made; the same token gets the same answer."""
     token = body.get("token")
     if not isinstance(token, str) or not token.startswith(TOKEN_PREFIXES["attempt"]) or len(token) < 36:
@@ -102,7 +114,7 @@ def post_claim(state: State, node: Node, attempt_id: int, body: JsonBody) -> Res
 async def get_directive(
     state: State,
     part: CallingPart,
-    version: Annotated[int, Query(ge=0)] = 0,
+    version: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
     wait: Annotated[float, Query(ge=0)] = 0.0,
 ) -> Response:
     """What is wanted of the supervisor; with `wait`, as soon as that is newer than `version`."""
@@ -141,7 +153,7 @@ def post_started(state: State, part: CallingPart, body: JsonBody) -> Response:
 
 @router.put(f"{_PART}/streams/{{kind}}/{{rank}}")
 def put_stream(
-    state: State, part: CallingPart, kind: str, rank: int, offset: Annotated[int, Query(ge=0)], body: Body
+    state: State, part: CallingPart, kind: str, rank: int, offset: Annotated[int, Query(ge=0, le=MAX_ID)], body: Body
 ) -> Response:
     """Bytes of a rank's log or events, at their offset."""
     size = append_stream(state.database, state.streams, part, kind, rank, offset, body)
@@ -149,14 +161,14 @@ def put_stream(
 
 
 @router.post(f"{_PART}/failing")
-def post_failing(state: State, part: CallingPart, body: JsonBody) -> Response:
+def post_failing(state: State, part: CallingPart, body: ReportBody) -> Response:
     """The first failure on the node."""
     directive = report_attempt.report_failing(state.database, state.settings, part, _report(body))
     return json_response(encode(directive))
 
 
 @router.post(f"{_PART}/ended")
-def post_ended(state: State, part: CallingPart, body: JsonBody) -> Response:
+def post_ended(state: State, part: CallingPart, body: ReportBody) -> Response:
     """The attempt has ended on the node."""
     report_attempt.report_ended(state.database, state.settings, part, _report(body))
     return json_response({})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from fastapi import Depends, Request
+from fastapi import Depends, Path, Query, Request
 from sqlalchemy import Connection, Row, bindparam, select
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -17,6 +17,7 @@ from service.auth.permissions import Action, JobFacts, authorise
 from service.auth.principals import Principal, PrincipalCache, load_node
 from service.db.session import Database
 from service.db.tables import jobs, teams, users
+from service.domain.text import UNSTORABLE
 from service.errors import InvalidRequest, NotFound, Unauthorized
 from service.events.bus import Bus
 from service.events.dispatcher import HintHealth
@@ -107,7 +108,11 @@ async def node_caller(request: Request) -> Row[Any]:
     return node
 
 
-async def part_caller(request: Request, attempt_id: int, node_rank: int) -> Part:
+async def part_caller(
+    request: Request,
+    attempt_id: RowId,
+    node_rank: Annotated[int, Path(ge=0, le=2**31 - 1)],
+) -> Part:
     """A dependency: the part of an attempt that the path names; its token is checked in the operation."""
     token = bearer_token(request)
     if not token.startswith(TOKEN_PREFIXES["attempt"]):
@@ -122,18 +127,54 @@ async def raw_body(request: Request) -> bytes:
 
 async def json_body(request: Request) -> dict[str, Any]:
     """A dependency: the body as a JSON object. Raises InvalidRequest."""
-    body = await request.body()
+    data, is_storable = _json_object(await request.body())
+    if not is_storable:
+        raise InvalidRequest("the body holds a NUL character or half of a character (a lone surrogate)")
+    return data
+
+
+async def report_body(request: Request) -> dict[str, Any]:
+    """A dependency: what a node reports, as a JSON object. Raises InvalidRequest.
+
+    Its texts quote what a job raised: what no database stores is replaced, so that the report itself is never refused.
+    """
+    data, _ = _json_object(await request.body())
+    return data
+
+
+def _json_object(body: bytes) -> tuple[dict[str, Any], bool]:
+    """The object, without what no database stores, and whether it came like that."""
     try:
-        data = json.loads(body) if body else {}
+        data = json.loads(body, parse_constant=_refuse_constant) if body else {}
+        cleaned = _cleaned(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise InvalidRequest(f"the body must be a JSON object, not {type(data).__name__}")
-    return data
+    return cleaned, cleaned == data
+
+
+def _refuse_constant(word: str) -> float:
+    raise ValueError(f"{word} is not a number in JSON")
+
+
+def _cleaned(value: Any) -> Any:
+    """`value` without characters that no database stores."""
+    if isinstance(value, str):
+        return UNSTORABLE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
+    return [_cleaned(item) for item in value] if isinstance(value, list) else value
 
 
 Body = Annotated[bytes, Depends(raw_body)]
 JsonBody = Annotated[dict[str, Any], Depends(json_body)]
+ReportBody = Annotated[dict[str, Any], Depends(report_body)]
+MAX_ID: Final = 2**63 - 1
+"""The largest whole number that a database can hold."""
+RowId = Annotated[int, Path(ge=0, le=MAX_ID)]
+"""An id in a path."""
+AttemptNumber = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
 Node = Annotated[Row[Any], Depends(node_caller)]
 CallingPart = Annotated[Part, Depends(part_caller)]
 
@@ -152,7 +193,8 @@ def job_facts(row: Row[Any]) -> JobFacts:
 
 def allowed_job(connection: Connection, principal: Principal, job_id: int, action: Action) -> Row[Any]:
     """The job's row, if `principal` may do `action` on it. Raises NotFound, Forbidden."""
-    row = connection.execute(_ONE_JOB, {"job_id": job_id}).one_or_none() if job_id < 2**63 else None
+    is_id = 0 <= job_id < 2**63
+    row = connection.execute(_ONE_JOB, {"job_id": job_id}).one_or_none() if is_id else None
     if row is None:
         raise NotFound(f"there is no job {job_id}")
     authorise(principal, action, job_facts(row))

@@ -10,7 +10,7 @@ from sqlalchemy import Row, select
 from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
-from service.api.deps import JsonBody, State, caller, json_response
+from service.api.deps import JsonBody, RowId, State, caller, json_response
 from service.auth.permissions import Action, authorise
 from service.auth.principals import Principal
 from service.clock import rfc3339
@@ -153,7 +153,7 @@ def post_token(state: State, principal: Anybody, body: JsonBody) -> Response:
 
 
 @router.delete("/tokens/{token_id}")
-def delete_token(state: State, principal: Anybody, token_id: int) -> Response:
+def delete_token(state: State, principal: Anybody, token_id: RowId) -> Response:
     """Revoke a token at once."""
     only = None if principal.is_admin else principal.user_id
     manage_identity.revoke_token(state.database, token_id=token_id, only_user_id=only, actor=principal.name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from types import SimpleNamespace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
-from sqlalchemy import Connection, Row, and_, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, tuple_
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -18,6 +19,7 @@ from gangline.protocol.outcomes import JobState
 from service import clock
 from service.api.deps import (
     JOB_ROW,
+    MAX_ID,
     AppState,
     Body,
     JsonBody,
@@ -40,7 +42,6 @@ from service.scheduler.load_world import load_world
 from service.scheduler.plan import Place, plan
 from service.scheduler.world import WaitingJob, World
 from service.schemas.parse_spec import parse_spec
-from service.settings import silent_seconds
 
 router = APIRouter(prefix=f"{API_PREFIX}/jobs")
 PAGE_LIMIT = 200
@@ -119,7 +120,7 @@ def _would_wait(state: AppState, submission: Any) -> dict[str, str] | None:
     gang, spec = submission.gang, submission.spec
     with state.database.read() as connection:
         now = state.database.now(connection)
-        world, _ = load_world(connection, now, silent_seconds(state.settings))
+        world, _ = load_world(connection, now, state.settings)
     newcomer = WaitingJob(
         id=2**62,
         priority=spec.priority,
@@ -166,9 +167,7 @@ def list_jobs(
     if name:
         query = query.where(jobs.c.name == name)
     if tag:
-        key, _, value = tag.partition("=")
-        member = json.dumps(key, ensure_ascii=False) + ": " + (json.dumps(value, ensure_ascii=False) if value else "")
-        query = query.where(jobs.c.tags.contains(member, autoescape=True))
+        query = query.where(_has_tag(tag, state.database.is_sqlite))
     if cursor:
         query = query.where(tuple_(jobs.c.submitted_at, jobs.c.id) < tuple_(*_read_cursor(cursor)))
     with state.database.read() as connection:
@@ -179,6 +178,15 @@ def list_jobs(
     items = [_brief(row, extras.get(row.id, (None, None)), principal, now) for row in page]
     following = _write_cursor(page[-1]) if len(rows) > limit else None
     return json_response({"items": items, "next": following})
+
+
+def _has_tag(tag: str, is_sqlite: bool) -> ColumnElement[bool]:
+    """Whether a job's tags hold `key` or `key=value`. They are JSON text of ours: a member follows `{` or `, `."""
+    key, _, value = tag.partition("=")
+    member = json.dumps(key, ensure_ascii=False) + ": " + (json.dumps(value, ensure_ascii=False) if value else "")
+    # Not LIKE: it knows no case on SQLite.
+    position = func.instr if is_sqlite else func.strpos
+    return or_(position(jobs.c.tags, "{" + member) > 0, position(jobs.c.tags, ", " + member) > 0)
 
 
 def _brief(row: Row[Any], extra: tuple[Any, Any], principal: Principal, now: float) -> dict[str, Any]:
@@ -202,7 +210,10 @@ def _write_cursor(row: Row[Any]) -> str:
 def _read_cursor(cursor: str) -> tuple[float, int]:
     try:
         submitted_at, job_id = base64.urlsafe_b64decode(cursor).decode().split(" ")
-        return float(submitted_at), int(job_id)
+        place = (float(submitted_at), int(job_id))
+        if not math.isfinite(place[0]) or not 0 <= place[1] <= MAX_ID:
+            raise ValueError(place)
+        return place
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(f"cursor {cursor!r} is not one that a list gave", fix="Use `next` as it came.") from error
 
@@ -300,7 +311,7 @@ def get_events(
     state: State,
     principal: Annotated[Principal, Depends(caller(Action.JOB_SEE))],
     job_id: int,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """The job's history, oldest first, from after an event id."""

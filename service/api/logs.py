@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gangline.protocol.names import API_PREFIX
 from gangline.protocol.outcomes import JobState
-from service.api.deps import AppState, State, allowed_job, caller, json_response
+from service.api.deps import MAX_ID, AppState, AttemptNumber, State, allowed_job, caller, json_response
 from service.api.log_reader import WINDOW_BYTES, LogFacts, job_state, load_log_facts, read_text, tail_offset
 from service.auth.permissions import Action
 from service.auth.principals import Principal
@@ -23,7 +23,7 @@ router = APIRouter(prefix=f"{API_PREFIX}/jobs/{{job_id}}/logs")
 PAGE_BYTES = 1_048_576
 KEEP_ALIVE_SECONDS = 15.0
 Reader = Annotated[Principal, Depends(caller(Action.JOB_READ))]
-Offset = Annotated[int, Query(ge=0, alias="from")]
+Offset = Annotated[int, Query(ge=0, le=MAX_ID, alias="from")]
 
 
 @router.get("")
@@ -32,7 +32,7 @@ def get_page(
     principal: Reader,
     job_id: int,
     rank: Annotated[int, Query(ge=0)] = 0,
-    attempt: Annotated[int | None, Query(ge=1)] = None,
+    attempt: AttemptNumber = None,
     start: Offset = 0,
     limit: Annotated[int, Query(ge=1, le=PAGE_BYTES)] = WINDOW_BYTES,
     tail: Annotated[int | None, Query(ge=1)] = None,
@@ -63,7 +63,7 @@ def get_raw(
     principal: Reader,
     job_id: int,
     rank: Annotated[int, Query(ge=0)] = 0,
-    attempt: Annotated[int | None, Query(ge=1)] = None,
+    attempt: AttemptNumber = None,
     byte_range: Annotated[str | None, Header(alias="range")] = None,
 ) -> Response:
     """The bytes of one rank's log as they were written, whole or a range of them."""
@@ -99,7 +99,7 @@ def get_raw(
 
 def _parse_range(header: str | None, size: int) -> tuple[int, int] | str | None:
     """First and last-plus-one byte of a single range; None: the whole; `unsatisfiable`."""
-    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip()) if header else None
+    match = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header.strip()) if header else None
     if match is None or match.groups() == ("", ""):
         return None
     first, last = match.groups()
@@ -116,7 +116,7 @@ async def get_stream(
     principal: Reader,
     job_id: int,
     ranks: str = "all",
-    attempt: Annotated[int | None, Query(ge=1)] = None,
+    attempt: AttemptNumber = None,
     start: Offset = 0,
     tail: Annotated[int | None, Query(ge=1)] = None,
     last_event_id: Annotated[str | None, Header()] = None,
@@ -127,7 +127,8 @@ async def get_stream(
 
     def check() -> None:
         with state.database.read() as connection:
-            allowed_job(connection, principal, job_id, Action.JOB_READ)
+            job = allowed_job(connection, principal, job_id, Action.JOB_READ)
+            load_log_facts(connection, job, resumed[0] if resumed else attempt)
 
     await run_in_threadpool(check)
     follower = _Follower(

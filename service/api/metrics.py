@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, select
 from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
-from service.api.deps import State, allowed_job, caller, json_response
+from service.api.deps import MAX_ID, AttemptNumber, State, allowed_job, caller, json_response
 from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.db.tables import attempts, metric_buckets
@@ -25,8 +25,8 @@ def get_metrics(
     principal: Annotated[Principal, Depends(caller(Action.JOB_READ))],
     job_id: int,
     keys: str | None = None,
-    attempt: Annotated[int | None, Query(ge=1)] = None,
-    first: Annotated[int, Query(ge=0)] = 0,
+    attempt: AttemptNumber = None,
+    first: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
     points: Annotated[int, Query(ge=1, le=MAX_POINTS)] = MAX_POINTS,
 ) -> Response:
     """Columns by key: step, last, minimum, maximum of each bucket. A value that was not finite is a string."""
@@ -68,8 +68,9 @@ def _curves(
                 table.level == level,
                 table.bucket >= first // width(level),
             )
-            .order_by(table.bucket)
-        ).all()
+            .order_by(table.bucket.desc())
+            .limit(points)
+        ).all()[::-1]
         curves[key] = {
             "step": [row.step for row in rows],
             "last": [row.last if row.last_text is None else row.last_text for row in rows],

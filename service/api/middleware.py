@@ -1,4 +1,4 @@
-"""One plain ASGI layer around every request: request id, version header, limit of the body."""
+"""One plain ASGI layer around every request: request id, version header, what no route should have to look at."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gangline.protocol.names import API_PREFIX, VERSION_HEADER
 from service.api.problems import service_problem
-from service.errors import BodyTooLarge
+from service.errors import BodyTooLarge, InvalidRequest
 
 
 class Envelope:
@@ -55,11 +55,13 @@ class Envelope:
             return message
 
         try:
+            if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+                raise InvalidRequest("the address holds a NUL character")
             declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
             if declared.isdigit() and int(declared) > limit:
                 raise BodyTooLarge(f"the body has {int(declared):,} bytes; the limit is {limit:,}", limit=limit)
             await self._app(scope, receive_limited, send_with_headers)
-        except BodyTooLarge as error:
+        except (BodyTooLarge, InvalidRequest) as error:
             if has_started:
                 raise
             response = service_problem(error, identifier)

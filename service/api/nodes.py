@@ -82,9 +82,7 @@ def post_release(
     state: State, principal: Annotated[Principal, Depends(caller(Action.ADMINISTER))], name: str
 ) -> Response:
     """Declare that nothing runs on a node that does not answer."""
-    num_ended = release_node(
-        state.database, name=name, actor=principal.name, settle_seconds=state.settings.settle_seconds
-    )
+    num_ended = release_node(state.database, name=name, actor=principal.name)
     return json_response({"name": name, "ended": num_ended})
 
 

@@ -77,6 +77,7 @@ class PrincipalCache:
         self._database = database
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[float, Principal]] = {}
+        self._num_changes = 0
 
     def known(self, token: str) -> Principal | None:
         """The principal if it is cached; does no I/O."""
@@ -88,19 +89,23 @@ class PrincipalCache:
         if not token.startswith((TOKEN_PREFIXES["user"], TOKEN_PREFIXES["enrolment"])):
             return None
         token_hash = hash_token(token)
+        num_changes = self._num_changes
         with self._database.read() as connection:
             principal = load_principal(connection, token_hash, self._database.now(connection))
         if principal is not None:
             with self._lock:
                 if len(self._kept) > 1_000:
                     self._kept.clear()
-                self._kept[token_hash] = (clock.monotonic() + self.KEEP_SECONDS, principal)
+                # Read before a change that was made meanwhile, it must not outlive that change.
+                if num_changes == self._num_changes:
+                    self._kept[token_hash] = (clock.monotonic() + self.KEEP_SECONDS, principal)
         return principal
 
     def forget(self) -> None:
         """A token, user or membership changed."""
         with self._lock:
             self._kept.clear()
+            self._num_changes += 1
 
 
 def load_node(connection: Connection, token: str) -> Row[Any] | None:

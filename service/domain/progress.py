@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from service.domain.text import UNSTORABLE
+
 RATE_WEIGHT = 0.2
 """Weight of the newest step interval in the smoothed seconds per step."""
 
@@ -77,6 +79,14 @@ def advance(progress: Progress | None, event: ProgressEvent) -> Progress:
     return replace(changed, step=event.step, step_at=event.at, seconds_per_step=_rate(progress, event.step, event.at))
 
 
+def known_metrics(progress: Progress | None, event: ProgressEvent, limit: int) -> dict[str, float | str]:
+    """The metrics of `event` that keep an attempt within `limit` different names: all, or only names it has already."""
+    known = progress.metrics if progress is not None and progress.rank <= event.rank else {}
+    if len(known.keys() | event.metrics.keys()) <= limit:
+        return event.metrics
+    return {name: value for name, value in event.metrics.items() if name in known}
+
+
 def _rate(progress: Progress, step: int, at: float) -> float | None:
     if progress.step is None or progress.step_at is None or at <= progress.step_at:
         return progress.seconds_per_step
@@ -100,8 +110,10 @@ def parse_event(rank: int, data: Any) -> ProgressEvent | str:
         return f"metrics must be an object of at most {MAX_METRICS} names"
     kept: dict[str, float | str] = {}
     for name, value in metrics.items():
-        if len(name) > MAX_NAME_LENGTH:
-            return f"a metric name has {len(name)} characters; the limit is {MAX_NAME_LENGTH}"
+        if not 0 < len(name) <= MAX_NAME_LENGTH:
+            return f"a metric name has {len(name)} characters; it must have 1 to {MAX_NAME_LENGTH}"
+        if UNSTORABLE.search(name):
+            return f"the metric name {name[:50]!r} holds a character that cannot be stored"
         checked = _number(value)
         if checked is None:
             return f"metric {name[:50]!r} is not a number"
@@ -141,4 +153,4 @@ def _count(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str | None:
-    return value[:1000] if isinstance(value, str) and value else None
+    return UNSTORABLE.sub("\ufffd", value[:1000]) if isinstance(value, str) and value else None

@@ -6,6 +6,7 @@ unchanged. Refused is what would make a line of a table or a log read as somethi
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Final
 
@@ -19,6 +20,10 @@ _REFUSED_CATEGORIES: Final = {
     "Zp": "a paragraph separator",
 }
 _INVISIBLE_CATEGORIES: Final = frozenset({"Cf", "Zs", "Mn", "Me"})
+
+
+UNSTORABLE: Final = re.compile(r"[\x00\ud800-\udfff]")
+"""NUL and halves of characters: neither database stores them as text."""
 
 
 def problem_with_name(text: str, *, max_length: int = MAX_NAME_LENGTH) -> str | None:

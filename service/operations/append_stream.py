@@ -7,17 +7,18 @@ token and applies the events. A crash in between leaves bytes that do not exist.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from service.db.session import Database, Write
-from service.db.tables import attempts, jobs, metric_buckets, streams
+from service.db.tables import attempts, events, jobs, metric_buckets, streams
 from service.db.transitions import add_event
 from service.domain.metric_pyramid import KEPT_BUCKETS, Bucket, buckets_of
-from service.domain.progress import Progress, ProgressEvent, advance, parse_event
+from service.domain.progress import Progress, ProgressEvent, advance, known_metrics, parse_event
 from service.errors import InvalidRequest, OffsetMismatch
 from service.operations.report_attempt import Part, open_part
 from service.storage.streams import StreamFiles
@@ -27,7 +28,12 @@ MAX_EVENT_BYTES: Final = 65_536
 PROGRESS_WAKE_SECONDS: Final = 0.5
 """Watchers of a job are woken by progress at most this often."""
 
-_SIZE = select(streams.c.num_bytes).where(
+MAX_METRIC_NAMES: Final = 1_000
+"""Different names in one attempt; values under further ones are refused."""
+MAX_REFUSALS_TOLD: Final = 20
+"""Events about refused reports that one job may cause."""
+
+_SIZE = select(streams.c.num_bytes, streams.c.node_rank).where(
     streams.c.attempt_id == bindparam("a"), streams.c.kind == bindparam("k"), streams.c.rank == bindparam("r")
 )
 
@@ -35,12 +41,18 @@ _SIZE = select(streams.c.num_bytes).where(
 def append_stream(
     database: Database, files: StreamFiles, part: Part, kind: str, rank: int, offset: int, data: bytes
 ) -> int:
-    """Append; returns the new size. Bytes that are stored already are taken as such; a gap raises OffsetMismatch."""
+    """Append; returns the new size. Bytes that are stored already are taken as such; a gap raises OffsetMismatch.
+
+    Raises InvalidRequest for a rank that does not run on this node.
+    """
     if kind not in KINDS or rank < 0 or offset < 0:
         raise InvalidRequest(f"no stream {kind}/{rank} at {offset}")
     with database.read() as connection:
         open_part(connection, part)
         row = connection.execute(_SIZE, {"a": part.attempt_id, "k": kind, "r": rank}).one_or_none()
+        node_rank = row.node_rank if row else _node_rank_of(connection, part.attempt_id, rank)
+    if node_rank != part.node_rank:
+        raise InvalidRequest(f"rank {rank} of attempt {part.attempt_id} does not run on node rank {part.node_rank}")
     size = row.num_bytes if row else 0
     if offset > size or (offset < size and offset + len(data) > size):
         raise OffsetMismatch(f"{kind}/{rank} has {size} bytes, not {offset}", size=size)
@@ -49,7 +61,7 @@ def append_stream(
     files.write_at(part.attempt_id, kind, rank, offset, data)
     new_size = offset + len(data)
     with database.write() as tx:
-        open_part(tx.connection, part)
+        clock_offset = open_part(tx.connection, part).clock_offset_seconds
         if row is None:
             _create(tx, part, kind, rank)
         advanced = tx.connection.execute(
@@ -63,13 +75,22 @@ def append_stream(
             .values(num_bytes=new_size, updated_at=tx.now)
         )
         if advanced.rowcount != 1:
-            present = tx.connection.execute(_SIZE, {"a": part.attempt_id, "k": kind, "r": rank}).scalar_one()
+            present = tx.connection.execute(_SIZE, {"a": part.attempt_id, "k": kind, "r": rank}).one().num_bytes
             raise OffsetMismatch(f"{kind}/{rank} has {present} bytes, not {offset}", size=present)
         if kind == "events":
-            _apply_events(tx, files, part.attempt_id, rank, new_size)
+            _apply_events(tx, files, part.attempt_id, rank, new_size, clock_offset)
         else:
             tx.wake(f"log:{part.attempt_id}")
     return new_size
+
+
+def _node_rank_of(connection: Connection, attempt_id: int, rank: int) -> int:
+    per_node = connection.execute(
+        select(jobs.c.processes_per_node)
+        .join(attempts, attempts.c.job_id == jobs.c.id)
+        .where(attempts.c.id == attempt_id)
+    ).scalar_one()
+    return int(rank // per_node)
 
 
 def _create(tx: Write, part: Part, kind: str, rank: int) -> None:
@@ -90,7 +111,9 @@ def _create(tx: Write, part: Part, kind: str, rank: int) -> None:
     )
 
 
-def _apply_events(tx: Write, files: StreamFiles, attempt_id: int, rank: int, size: int) -> None:
+def _apply_events(
+    tx: Write, files: StreamFiles, attempt_id: int, rank: int, size: int, clock_offset_seconds: float
+) -> None:
     where = (streams.c.attempt_id == attempt_id, streams.c.kind == "events", streams.c.rank == rank)
     parsed = tx.connection.execute(select(streams.c.parsed_bytes).where(*where)).scalar_one()
     data = files.read_at(attempt_id, "events", rank, parsed, size - parsed)
@@ -100,21 +123,33 @@ def _apply_events(tx: Write, files: StreamFiles, attempt_id: int, rank: int, siz
     if not end:
         return
     tx.connection.execute(update(streams).where(*where).values(parsed_bytes=parsed + end))
-    events, refused = _parse(rank, data[:end])
+    reported, refused = _parse(rank, data[:end])
     attempt = tx.connection.execute(
         select(attempts.c.job_id, attempts.c.number, attempts.c.progress).where(attempts.c.id == attempt_id)
     ).one()
-    for why in sorted(refused):
+    if reported:
+        timed = [replace(event, at=min(max(0.0, event.at + clock_offset_seconds), tx.now)) for event in reported]
+        _apply_progress(tx, attempt_id, attempt, timed, refused)
+    if refused:
+        _tell_refusals(tx, attempt, rank, refused)
+
+
+def _tell_refusals(tx: Write, attempt: Any, rank: int, refused: Mapping[str, int]) -> None:
+    """As events of the job, while there are few: a job that reports nonsense at every step must not fill the table."""
+    num_told = tx.connection.execute(
+        select(func.count())
+        .select_from(events)
+        .where(events.c.job_id == attempt.job_id, events.c.kind == "report_refused")
+    ).scalar_one()
+    for why in sorted(refused)[: max(0, MAX_REFUSALS_TOLD - num_told)]:
         text = f"rank {rank} reported something that was refused ({refused[why]} times): {why}"
         add_event(
             tx, "report_refused", actor="service", job_id=attempt.job_id, attempt_number=attempt.number, text=text
         )
-    if events:
-        _apply_progress(tx, attempt_id, attempt, events)
 
 
 def _parse(rank: int, data: bytes) -> tuple[list[ProgressEvent], dict[str, int]]:
-    events: list[ProgressEvent] = []
+    parsed: list[ProgressEvent] = []
     refused: dict[str, int] = {}
     for line in data.split(b"\n"):
         if not line.strip():
@@ -126,17 +161,24 @@ def _parse(rank: int, data: bytes) -> tuple[list[ProgressEvent], dict[str, int]]
             except (ValueError, RecursionError):
                 why = "a line that is not JSON"
         if isinstance(why, ProgressEvent):
-            events.append(why)
+            parsed.append(why)
         else:
             refused[why] = refused.get(why, 0) + 1
-    return events, refused
+    return parsed, refused
 
 
-def _apply_progress(tx: Write, attempt_id: int, attempt: Any, events: Sequence[ProgressEvent]) -> None:
+def _apply_progress(
+    tx: Write, attempt_id: int, attempt: Any, reported: Sequence[ProgressEvent], refused: dict[str, int]
+) -> None:
     before = Progress.from_json(json.loads(attempt.progress)) if attempt.progress else None
     progress = before
     points: list[tuple[int, str, float | str]] = []
-    for event in events:
+    for event in reported:
+        kept = known_metrics(progress, event, MAX_METRIC_NAMES)
+        if len(kept) < len(event.metrics):
+            why = f"over {MAX_METRIC_NAMES} different metric names"
+            refused[why] = refused.get(why, 0) + 1
+        event = replace(event, metrics=kept)
         progress = advance(progress, event)
         if event.rank == progress.rank:
             step = event.step if event.step is not None else (progress.step or 0)
@@ -170,16 +212,22 @@ def _add_buckets(tx: Write, attempt_id: int, buckets: Sequence[Bucket]) -> None:
         },
     )
     tx.connection.execute(statement, [{"attempt_id": attempt_id, **vars(bucket)} for bucket in buckets])
-    for bucket in buckets:
-        if bucket.bucket and bucket.bucket % (KEPT_BUCKETS // 8) == 0:
-            tx.connection.execute(
-                delete(metric_buckets).where(
-                    old.attempt_id == attempt_id,
-                    old.key == bucket.key,
-                    old.level == bucket.level,
-                    old.bucket <= bucket.bucket - KEPT_BUCKETS,
-                )
-            )
+    newest = {(bucket.key, bucket.level): bucket.bucket for bucket in sorted(buckets, key=lambda one: one.bucket)}
+    outdated = [
+        {"a": attempt_id, "k": key, "l": level, "until": bucket - KEPT_BUCKETS}
+        for (key, level), bucket in newest.items()
+        if bucket >= KEPT_BUCKETS
+    ]
+    if outdated:
+        tx.connection.execute(_PRUNE, outdated)
+
+
+_PRUNE = delete(metric_buckets).where(
+    metric_buckets.c.attempt_id == bindparam("a"),
+    metric_buckets.c.key == bindparam("k"),
+    metric_buckets.c.level == bindparam("l"),
+    metric_buckets.c.bucket <= bindparam("until"),
+)
 
 
 def _least(is_sqlite: bool) -> Any:

@@ -11,7 +11,6 @@ from service.db.session import Database
 from service.db.tables import attempts, jobs
 from service.db.transitions import move_job
 from service.domain.decide_outcome import Cause
-from service.domain.spec import JobSpec
 from service.domain.states import AttemptState
 from service.operations.settle_attempt import describe_cause
 from service.operations.stop_attempt import stop_attempt
@@ -58,7 +57,6 @@ def cancel_job(database: Database, job_id: int, *, actor: str, reason: str, sett
             attempt_id,
             StopIntent.CANCEL,
             detail=detail,
-            grace_seconds=JobSpec.from_json(job.spec).stop_grace_seconds,
             settle_seconds=settle_seconds,
             actor=actor,
         )

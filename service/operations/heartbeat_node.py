@@ -13,16 +13,13 @@ from sqlalchemy import Row, insert, select, update
 from gangline.protocol.launch import NodeFailure, NodeReport
 from gangline.protocol.outcomes import Outcome, StopIntent
 from service.db.session import Database, Write
-from service.db.tables import attempt_nodes, attempts, gpus, jobs, nodes
+from service.db.tables import attempt_nodes, gpus, nodes
 from service.db.transitions import add_event, move_node
-from service.domain.spec import JobSpec
 from service.domain.states import AttemptNodeState, NodeState
 from service.operations.job_lock import lock_job_of
 from service.operations.settle_attempt import end_attempt_node, settle_attempt
 from service.operations.stop_attempt import stop_attempt
-from service.settings import Settings, silent_seconds
-
-SMALL_POOL_NODES = 32
+from service.settings import SMALL_POOL_NODES, Settings, interval_seconds, silent_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,8 @@ def heartbeat_node(
     """Record a heartbeat and answer it."""
     with database.write() as tx:
         node = tx.connection.execute(select(nodes).where(nodes.c.id == node_id).with_for_update()).one()
-        _record(tx, settings, node, heartbeat)
+        num_nodes = len(tx.connection.execute(select(nodes.c.id).limit(SMALL_POOL_NODES + 1)).all())
+        _record(tx, node, heartbeat, silent_seconds(settings, num_nodes))
         rows = tx.connection.execute(
             select(attempt_nodes).where(
                 attempt_nodes.c.node_id == node_id, attempt_nodes.c.state != AttemptNodeState.ENDED
@@ -83,20 +81,18 @@ def heartbeat_node(
         strangers = (heartbeat.attempts | heartbeat.process_sets) - open_attempts
         if not strangers:
             _clear_quarantine(tx, node, heartbeat)
-        num_nodes = len(tx.connection.execute(select(nodes.c.id).limit(SMALL_POOL_NODES + 1)).all())
     for row in missing:
         with database.write() as tx:
             _end_missing(tx, settings, node, row)
-    is_small = num_nodes <= SMALL_POOL_NODES
     return HeartbeatAnswer(
-        interval_seconds=settings.heartbeat_seconds if is_small else settings.heartbeat_large_pool_seconds,
+        interval_seconds=interval_seconds(settings, num_nodes),
         pool_id=pool_id,
         launch=tuple(sorted(row.attempt_id for row in rows if row.state == AttemptNodeState.ALLOCATED)),
         fenced=tuple(sorted(strangers)),
     )
 
 
-def _record(tx: Write, settings: Settings, node: Row[Any], heartbeat: Heartbeat) -> None:
+def _record(tx: Write, node: Row[Any], heartbeat: Heartbeat, late_seconds: float) -> None:
     inventory = json.dumps(
         [heartbeat.cpus, heartbeat.memory_bytes, [vars(gpu) for gpu in heartbeat.gpus]], sort_keys=True
     )
@@ -117,7 +113,7 @@ def _record(tx: Write, settings: Settings, node: Row[Any], heartbeat: Heartbeat)
     if inventory_hash != node.inventory_hash:
         _record_inventory(tx, node.id, heartbeat.gpus)
         tx.wake("schedule")
-    if node.last_heartbeat_at is None or tx.now - node.last_heartbeat_at > silent_seconds(settings):
+    if node.last_heartbeat_at is None or tx.now - node.last_heartbeat_at > late_seconds:
         # It got no new work while it was late; now it may.
         tx.wake("schedule")
     if node.state != NodeState.READY:
@@ -175,17 +171,11 @@ def _end_missing(tx: Write, settings: Settings, node: Row[Any], row: Row[Any]) -
     failure = NodeFailure(outcome=Outcome.SUPERVISOR_LOST, message=message, at=tx.now)
     report = NodeReport(ranks=(), failure=failure, stop_intent=None, process_set_empty=True)
     end_attempt_node(tx, row, report=report)
-    spec = JobSpec.from_json(
-        tx.connection.execute(
-            select(jobs.c.spec).join(attempts, attempts.c.job_id == jobs.c.id).where(attempts.c.id == row.attempt_id)
-        ).scalar_one()
-    )
     stop_attempt(
         tx,
         row.attempt_id,
         StopIntent.PEER_FAILURE,
         detail=message,
-        grace_seconds=spec.stop_grace_seconds,
         settle_seconds=settings.settle_seconds,
     )
     settle_attempt(tx, row.attempt_id)

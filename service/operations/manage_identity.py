@@ -13,6 +13,7 @@ from service.db.tables import memberships, teams, tokens, users
 from service.db.transitions import add_event
 from service.errors import Conflict, InvalidRequest, NotFound
 
+LONGEST_LIFE_SECONDS = 100 * 365 * 86_400
 NAME_RULE = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
 
 
@@ -90,8 +91,11 @@ def create_token(
     """A new token, shown this once, and its row."""
     if kind not in ("user", "enrolment"):
         raise InvalidRequest(f"token kind {kind!r} is not user or enrolment")
-    if expires_in_seconds is not None and expires_in_seconds <= 0:
-        raise InvalidRequest("expires_in_seconds must be greater than 0")
+    if expires_in_seconds is not None and not 0 < expires_in_seconds <= LONGEST_LIFE_SECONDS:
+        raise InvalidRequest(
+            f"expires_in_seconds is {expires_in_seconds}, but must be over 0 and at most {LONGEST_LIFE_SECONDS}",
+            fix="Leave it out for a token that does not expire.",
+        )
     secret = make_token(kind)
     with database.write() as tx:
         row = tx.connection.execute(

@@ -17,7 +17,6 @@ from service.auth.tokens import hash_token
 from service.db.session import Database, Write
 from service.db.tables import attempt_nodes, attempts, jobs, nodes
 from service.db.transitions import add_event, move_attempt, move_attempt_node, move_job
-from service.domain.spec import JobSpec
 from service.domain.states import AttemptNodeState, AttemptState, NodeState
 from service.errors import AttemptFenced, NotFound, Unauthorized
 from service.operations.job_lock import lock_job_of
@@ -178,11 +177,6 @@ def _note_clock(tx: Write, row: Row[Any], report: NodeReport) -> None:
 
 
 def _stop_peers(tx: Write, settings: Settings, row: Row[Any], report: NodeReport) -> None:
-    spec = JobSpec.from_json(
-        tx.connection.execute(
-            select(jobs.c.spec).join(attempts, attempts.c.job_id == jobs.c.id).where(attempts.c.id == row.attempt_id)
-        ).scalar_one()
-    )
     is_limit = report.failure is not None and report.failure.outcome == Outcome.TIME_LIMIT
     detail = report.failure.message if is_limit and report.failure else f"a rank of node rank {row.node_rank} failed"
     stop_attempt(
@@ -190,7 +184,6 @@ def _stop_peers(tx: Write, settings: Settings, row: Row[Any], report: NodeReport
         row.attempt_id,
         StopIntent.TIME_LIMIT if is_limit else StopIntent.PEER_FAILURE,
         detail=detail,
-        grace_seconds=spec.stop_grace_seconds,
         settle_seconds=settings.settle_seconds,
         actor="node",
     )

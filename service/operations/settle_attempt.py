@@ -173,8 +173,12 @@ def _move_on(
             "num_charged_retries": job.num_charged_retries + verdict.is_charged,
             "num_pool_retries": job.num_pool_retries + verdict.is_pool_retry,
             "reason": json.dumps(
-                {"code": "submitted", "text": f"It starts again: {told['sentence']}", "fix": "Nothing to do."},
-                ensure_ascii=False,
+                # Everybody sees why a job waits; the sentence may quote the job's own exception.
+                {
+                    "code": "submitted",
+                    "text": f"It starts again: attempt {attempt_number} ended as {outcome}.",
+                    "fix": "Nothing to do.",
+                }
             ),
         }
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from sqlalchemy import select, update
@@ -10,6 +11,7 @@ from gangline.protocol.outcomes import JobState, StopIntent
 from service.db.session import Write
 from service.db.tables import attempt_nodes, attempts, jobs
 from service.db.transitions import add_event, move_attempt, move_job
+from service.domain.spec import JobSpec
 from service.domain.states import AttemptNodeState, AttemptState
 from service.operations.settle_attempt import end_attempt_node, settle_attempt
 
@@ -30,12 +32,17 @@ def stop_attempt(
     intent: StopIntent,
     *,
     detail: str,
-    grace_seconds: float,
     settle_seconds: float,
     actor: str = "service",
+    longest_grace_seconds: float = math.inf,
 ) -> bool:
-    """Ask an open attempt to stop. False when it has ended or is stopping already for at least as good a reason."""
+    """Ask an open attempt to stop, with the grace that its job asked for (but at most `longest_grace_seconds`).
+
+    False when it has ended or is stopping already for at least as good a reason.
+    """
     attempt = tx.connection.execute(select(attempts).where(attempts.c.id == attempt_id).with_for_update()).one()
+    job = tx.connection.execute(select(jobs.c.state, jobs.c.spec).where(jobs.c.id == attempt.job_id)).one()
+    grace_seconds = min(JobSpec.from_json(job.spec).stop_grace_seconds, longest_grace_seconds)
     columns = {
         "stop_intent": str(intent),
         "stop_detail": detail,
@@ -57,7 +64,6 @@ def stop_attempt(
     move_attempt(
         tx, attempt_id, AttemptState.STOPPING, columns={**columns, "stop_requested_at": tx.now}, new_directive=True
     )
-    job = tx.connection.execute(select(jobs.c.state).where(jobs.c.id == attempt.job_id)).one()
     if job.state != JobState.STOPPING:
         move_job(
             tx,

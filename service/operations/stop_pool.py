@@ -7,7 +7,6 @@ from sqlalchemy import select, update
 from gangline.protocol.outcomes import StopIntent
 from service.db.session import Database
 from service.db.tables import attempts, jobs, nodes
-from service.domain.spec import JobSpec
 from service.domain.states import AttemptState
 from service.operations.stop_attempt import stop_attempt
 
@@ -21,19 +20,20 @@ def stop_pool(database: Database, *, longest_grace_seconds: float, settle_second
             update(nodes).where(nodes.c.cordon_reason.is_(None)).values(cordon_reason=SHUTDOWN_REASON)
         )
         rows = tx.connection.execute(
-            select(attempts.c.id, jobs.c.spec)
+            select(attempts.c.id)
             .join(jobs, jobs.c.id == attempts.c.job_id)
             .where(attempts.c.state != AttemptState.ENDED)
+            .order_by(jobs.c.id)
+            .with_for_update(of=jobs)
         ).all()
         for row in rows:
-            grace = min(JobSpec.from_json(row.spec).stop_grace_seconds, longest_grace_seconds)
             stop_attempt(
                 tx,
                 row.id,
                 StopIntent.DRAIN,
                 detail=SHUTDOWN_REASON,
-                grace_seconds=grace,
                 settle_seconds=settle_seconds,
+                longest_grace_seconds=longest_grace_seconds,
             )
         return len(rows)
 

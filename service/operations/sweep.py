@@ -34,10 +34,12 @@ from service.operations.job_lock import lock_job_of
 from service.operations.lose_node import lose_node
 from service.operations.settle_attempt import decide, end_attempt_node, load_endings, settle_attempt
 from service.operations.stop_attempt import stop_attempt
-from service.settings import Settings
+from service.settings import Settings, unreachable_seconds
 
 log = logging.getLogger("gangline.sweeper")
 
+POISONED = (SQLAlchemyError, ValueError, KeyError, TypeError, AttributeError)
+"""What a row that was damaged by hand may raise when it is looked at."""
 MAX_FAILURES = 5
 """Sweeps of one attempt that may fail before it is closed by force."""
 
@@ -83,6 +85,9 @@ class Sweeper:
             except DatabaseUnavailable as error:
                 log.warning("sweep_skipped why=%s", error.detail)
                 self.watch.forget_time()
+            except Exception:
+                # What no guard foresaw must not end sweeping for everybody; the trace names it.
+                log.exception("sweep_failed")
 
     def sweep(self, monotonic_now: float) -> None:
         """One sweep. Raises LostLeadership, DatabaseUnavailable."""
@@ -97,20 +102,26 @@ class Sweeper:
             self._sweep_attempt(attempt, now)
 
     def _sweep_nodes(self, known: Sequence[Row[Any]], monotonic_now: float) -> None:
+        self.watch.unreachable_seconds = unreachable_seconds(self.settings, len(known))
         verdicts = self.watch.observe({node.id: node.last_heartbeat_at for node in known}, monotonic_now)
         for node in known:
-            verdict = verdicts[node.id]
-            if verdict is Verdict.UNREACHABLE and node.state == NodeState.READY:
-                self._guarded(partial(_mark_unreachable, node=node), f"node {node.name}")
-            elif verdict is Verdict.LOST and node.state == NodeState.UNREACHABLE:
-                why = f"no heartbeat for {self.settings.lost_seconds:g} s"
-                self._guarded(partial(lose_node, node=node, why=why), f"node {node.name}")
+            try:
+                self._sweep_node(node, verdicts[node.id])
+            except POISONED:
+                log.exception("node_not_swept node=%s", node.name)
+
+    def _sweep_node(self, node: Row[Any], verdict: Verdict) -> None:
+        if verdict is Verdict.UNREACHABLE and node.state == NodeState.READY:
+            self._guarded(partial(_mark_unreachable, node=node), f"node {node.name}")
+        elif verdict is Verdict.LOST and node.state == NodeState.UNREACHABLE:
+            why = f"no heartbeat for {self.settings.lost_seconds:g} s"
+            self._guarded(partial(lose_node, node=node, why=why), f"node {node.name}")
 
     def _sweep_attempt(self, attempt: Row[Any], now: float) -> None:
         try:
             self._guarded(partial(self._look_at, attempt=attempt, now=now), f"attempt {attempt.id}")
             self.failures.pop(attempt.id, None)
-        except (SQLAlchemyError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except POISONED as error:
             self.failures[attempt.id] = self.failures.get(attempt.id, 0) + 1
             log.exception("reconcile_failed attempt_id=%s times=%s", attempt.id, self.failures[attempt.id])
             if self.failures[attempt.id] >= MAX_FAILURES:
@@ -156,7 +167,6 @@ class Sweeper:
             attempt.id,
             StopIntent.START_DEADLINE,
             detail=detail,
-            grace_seconds=_grace(tx, attempt),
             settle_seconds=self.settings.settle_seconds,
         )
 
@@ -179,11 +189,6 @@ class Sweeper:
 
 def _mark_unreachable(tx: Write, node: Row[Any]) -> None:
     move_node(tx, node.id, NodeState.UNREACHABLE, name=node.name, text=f"{node.name} missed its heartbeats.")
-
-
-def _grace(tx: Write, attempt: Row[Any]) -> float:
-    spec = tx.connection.execute(select(jobs.c.spec).where(jobs.c.id == attempt.job_id)).scalar_one()
-    return JobSpec.from_json(spec).stop_grace_seconds
 
 
 def _tell_unconfirmed(tx: Write, attempt: Row[Any], silent: list[str]) -> None:

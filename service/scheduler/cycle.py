@@ -25,7 +25,7 @@ from service.errors import DatabaseUnavailable
 from service.events.bus import Bus
 from service.scheduler.load_world import load_world
 from service.scheduler.plan import Place, Wait, plan
-from service.settings import Settings, silent_seconds
+from service.settings import Settings
 
 log = logging.getLogger("gangline.scheduler")
 
@@ -34,7 +34,7 @@ def run_cycle(database: Database, settings: Settings, epoch: int) -> int:
     """One pass: load the world, plan, apply. Returns the number of jobs placed. Raises LostLeadership."""
     with database.read() as connection:
         now = database.now(connection)
-        world, reasons = load_world(connection, now, silent_seconds(settings))
+        world, reasons = load_world(connection, now, settings)
     if not world.waiting:
         return 0
     decided = plan(world, now)

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, func, select
 from service.db.tables import allocations, attempt_nodes, gpus, jobs, nodes
 from service.domain.states import AttemptNodeState, JobState, NodeState
 from service.scheduler.world import GPUView, NodeView, WaitingJob, World
+from service.settings import Settings, silent_seconds
 
 _OPEN_ALLOCATIONS = select(allocations.c.node_id, allocations.c.gpu_index).where(allocations.c.released_at.is_(None))
 _HELD = (
@@ -33,10 +34,10 @@ _WAITING = select(
 ).where(jobs.c.state == JobState.WAITING)
 
 
-def load_world(connection: Connection, now: float, silent_seconds: float) -> tuple[World, dict[int, str | None]]:
+def load_world(connection: Connection, now: float, settings: Settings) -> tuple[World, dict[int, str | None]]:
     """The world, and the stored reason (JSON text) of each waiting job.
 
-    A node silent for longer than `silent_seconds` gets no new work, though it is not yet unreachable.
+    A node that is late with its heartbeat gets no new work, though it is not yet unreachable.
     """
     reasons: dict[int, str | None] = {}
     waiting = []
@@ -44,13 +45,13 @@ def load_world(connection: Connection, now: float, silent_seconds: float) -> tup
         *facts, reason = row
         reasons[row.id] = reason
         waiting.append(WaitingJob(**dict(zip(_WAITING_FIELDS, facts, strict=True))))
-    return World(nodes=load_nodes(connection, now, silent_seconds), waiting=tuple(waiting)), reasons
+    return World(nodes=load_nodes(connection, now, settings), waiting=tuple(waiting)), reasons
 
 
 _WAITING_FIELDS = tuple(column.name for column in _WAITING.selected_columns if column.name != "reason")
 
 
-def load_nodes(connection: Connection, now: float, silent_seconds: float) -> tuple[NodeView, ...]:
+def load_nodes(connection: Connection, now: float, settings: Settings) -> tuple[NodeView, ...]:
     """All nodes with what is free of them."""
     taken: defaultdict[int, set[int]] = defaultdict(set)
     for node_id, index in connection.execute(_OPEN_ALLOCATIONS):
@@ -69,13 +70,15 @@ def load_nodes(connection: Connection, now: float, silent_seconds: float) -> tup
             )
         )
     result = []
-    for node in connection.execute(_NODES):
+    rows = connection.execute(_NODES).all()
+    late_seconds = silent_seconds(settings, len(rows))
+    for node in rows:
         cpus, memory = held.get(node.id, (0.0, 0))
         result.append(
             NodeView(
                 id=node.id,
                 name=node.name,
-                blocked_by=_blocked_by(node, now, silent_seconds),
+                blocked_by=_blocked_by(node, now, late_seconds),
                 gpus=tuple(views[node.id]),
                 cpus=node.cpus,
                 memory_bytes=node.memory_bytes,
@@ -86,12 +89,12 @@ def load_nodes(connection: Connection, now: float, silent_seconds: float) -> tup
     return tuple(result)
 
 
-def _blocked_by(node: Any, now: float, silent_seconds: float) -> str | None:
+def _blocked_by(node: Any, now: float, late_seconds: float) -> str | None:
     if node.state != NodeState.READY:
         return str(node.state)
     if node.last_heartbeat_at is None:
         return "not heard of yet"
-    if now - node.last_heartbeat_at > silent_seconds:
+    if now - node.last_heartbeat_at > late_seconds:
         return "late with its heartbeat"
     if node.cordon_reason is not None:
         return f"cordoned ({node.cordon_reason})"

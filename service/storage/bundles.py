@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -72,5 +73,6 @@ class BundleUpload:
 
     def drop(self) -> None:
         """Remove what is left of the upload; harmless after `keep`."""
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()  # on a full disk it tries once more to write what is being removed
         self._path.unlink(missing_ok=True)

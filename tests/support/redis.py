@@ -44,6 +44,11 @@ class RedisServer:
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not killed since."""
+        return self._process is not None
+
     def start(self) -> None:
         """Start the server and return once it answers PING. Every accepted write is in its file before the answer."""
         assert self._process is None, "already running"

@@ -6,26 +6,32 @@ Leaving it checks that nothing of any attempt is left on the machine (I-31).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tests.support.child import die_with_parent, end
+from tests.support.cuttable_proxy import CuttableProxy
+from tests.support.namespaces import Network
 from tests.support.processes import all_processes, environment_of, is_alive
 from tests.support.redis import RedisServer
 from tests.support.wait import wait_until
 
 FAST: Mapping[str, str] = {
     "HEARTBEAT_SECONDS": "0.4",
+    "HEARTBEAT_LARGE_POOL_SECONDS": "1",
     "UNREACHABLE_SECONDS": "2",
     "LOST_SECONDS": "5",
     "CLAIM_SECONDS": "4",
@@ -52,8 +58,17 @@ class Stack:
         slots: int = 2,
         has_broker: bool = True,
         settings: Mapping[str, str] | None = None,
+        has_proxies: bool = False,
+        server_broker: RedisServer | None = None,
+        network: Network | None = None,
     ) -> None:
-        """`settings` overrides FAST, by the name of the setting in capitals."""
+        """`settings` overrides FAST, by the name of the setting in capitals.
+
+        `has_proxies`: each node reaches the API through a proxy of its own, so that `cut` can part them.
+        `server_broker`: a running Redis that the service sends its hints to, in place of the one that nodes listen on;
+        whoever gives it carries the messages over. `network`: the API runs in its host `service`, each agent in the
+        host of its name.
+        """
         self.folder = Path(tempfile.mkdtemp(prefix="gls-"))
         self.scratch = self.folder / "t"
         self.scratch.mkdir()
@@ -64,6 +79,10 @@ class Stack:
         self.node_names = [f"node-{number}" for number in range(1, num_nodes + 1)]
         self.slots = slots
         self.redis = RedisServer() if has_broker else None
+        self.server_broker = server_broker or self.redis
+        self.has_proxies = has_proxies
+        self.proxies: dict[str, CuttableProxy] = {}
+        self.network = network
         self.settings = {**FAST, **(settings or {})}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.url = ""
@@ -100,34 +119,40 @@ class Stack:
             **self._environment(),
             "GANGLINE_SERVER_DATA_FOLDER": str(self.data),
             "GANGLINE_SERVER_DATABASE_URL": self.database_url,
-            "GANGLINE_SERVER_BROKER_URL": self.redis.url if self.redis else "",
+            "GANGLINE_SERVER_BROKER_URL": self.server_broker.url if self.server_broker else "",
             "GANGLINE_SERVER_PORT": str(self._port),
             "GANGLINE_SERVER_RUN_SCHEDULER": "false" if self.is_postgres else "true",
             **{f"GANGLINE_SERVER_{name}": value for name, value in self.settings.items()},
         }
-        self._spawn("server", [PYTHON, "-P", "-m", "service.serve"], environment)
+        if self.network is not None:
+            environment["GANGLINE_SERVER_HOST"] = self.network.address("service")
+            environment["GANGLINE_SERVER_BEHIND_PROXY"] = "true"
+        self._spawn("server", [PYTHON, "-P", "-m", "service.serve"], environment, host="service")
         wait_until(self._is_server_ready, READY_SECONDS, lambda: f"the API is not ready: {self.log('server')}")
 
-    def start_scheduler(self) -> None:
-        """Start the scheduling process (PostgreSQL only)."""
+    def start_scheduler(self, name: str = "scheduler") -> None:
+        """Start a scheduling process (PostgreSQL only); several may run, one leads."""
         environment = {
             **self._environment(),
             "GANGLINE_SERVER_DATA_FOLDER": str(self.data),
             "GANGLINE_SERVER_DATABASE_URL": self.database_url,
-            "GANGLINE_SERVER_BROKER_URL": self.redis.url if self.redis else "",
+            "GANGLINE_SERVER_BROKER_URL": self.server_broker.url if self.server_broker else "",
             "GANGLINE_SERVER_RUN_SCHEDULER": "false",
             **{f"GANGLINE_SERVER_{name}": value for name, value in self.settings.items()},
         }
-        self._spawn("scheduler", [PYTHON, "-P", "-m", "service.schedule"], environment)
+        self._spawn(name, [PYTHON, "-P", "-m", "service.schedule"], environment)
 
     def start_agent(self, name: str) -> None:
         """Start (or start again) the agent of a node."""
-        argv = [PYTHON, "-P", "-m", "worker", "agent", "--data", str(self.node_folder(name)), "--server", self.url]
+        if self.has_proxies and name not in self.proxies:
+            self.proxies[name] = CuttableProxy(self.url).__enter__()
+        url = self.proxies[name].url if self.has_proxies else self.url
+        argv = [PYTHON, "-P", "-m", "worker", "agent", "--data", str(self.node_folder(name)), "--server", url]
         argv += ["--name", name, "--slots", str(self.slots)]
         argv += ["--enrolment-token-file", str(self.data / "enrolment.token")]
         if self.redis is not None:
             argv += ["--broker-url", self.redis.url]
-        self._spawn(name, argv, self._environment())
+        self._spawn(name, argv, self._environment(), host=name)
 
     def kill9(self, part: str) -> None:
         """SIGKILL one part by name: `server`, `scheduler`, a node's name."""
@@ -139,14 +164,53 @@ class Stack:
         """Stop one part as its owner would."""
         end(self.processes.pop(part), first=signal_number, grace=15)
 
+    def cut(self, *names: str) -> None:
+        """Part nodes from the API, agent and supervisors alike (`has_proxies`)."""
+        for name in names:
+            self.proxies[name].cut()
+
+    def heal(self, *names: str) -> None:
+        """Undo `cut`."""
+        for name in names:
+            self.proxies[name].restore()
+
+    def kill_node(self, name: str) -> list[int]:
+        """SIGKILL everything of a node at once, as a lost machine does; returns the ids of its attempts."""
+        attempt_ids = self.attempts_on(name)
+        supervisors = [self.supervisor_pid(name, attempt_id) for attempt_id in attempt_ids]
+        self.kill9(name)
+        for pid in (*supervisors, *self.marked(node=name)):
+            kill(pid)
+        return attempt_ids
+
+    def mend(self) -> None:
+        """Bring everything back: no cut, no stopped process, all parts running, no job, nothing held."""
+        self.heal(*self.proxies)
+        for pid in self.own_pids():
+            kill(pid, signal.SIGCONT)
+        if self.redis is not None and not self.redis.is_running:
+            self.redis.start()
+        if "server" not in self.processes:
+            self.start_server()
+        if self.is_postgres and "scheduler" not in self.processes:
+            self.start_scheduler()
+        for name in self.node_names:
+            if name not in self.processes:
+                self.start_agent(name)
+        for state in ("waiting", "starting", "running"):
+            for job in self.get(f"/jobs?state={state}&limit=200")["items"]:
+                self.cancel(job["id"])
+        self.wait_for_nodes()
+        self.assert_nothing_left()
+
     def _environment(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("GANGLINE_", "TORCHELASTIC_"))}
         return {**kept, "TMPDIR": str(self.scratch)}
 
-    def _spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    def _spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str], *, host: str = "") -> None:
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                argv,
+                self.network.hosts[host].enter(argv) if self.network is not None else argv,
                 env=dict(environment),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
@@ -166,17 +230,23 @@ class Stack:
             self.url = facts["url"]
             self._port = int(self.url.rsplit(":", 1)[1])
             self.token = (self.data / "admin.token").read_text().strip()
-            return httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200
+            with self._at_the_service():
+                return httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200
         except (FileNotFoundError, json.JSONDecodeError, httpx.HTTPError):
             return False
 
     def _end_everything(self) -> None:
-        for name in [*self.node_names, "scheduler", "server"]:
+        for name in self.node_names:  # all are told before the first is waited for
+            if name in self.processes:
+                self.processes[name].terminate()
+        for name in [*self.node_names, *sorted(self.processes.keys() - {*self.node_names, "server"}), "server"]:
             process = self.processes.pop(name, None)
             if process is not None:
                 end(process, grace=10)
-        for pid in self._stray_pids():
-            os.kill(pid, signal.SIGKILL)
+        for proxy in self.proxies.values():
+            proxy.__exit__(None, None, None)
+        for pid in self.own_pids():
+            kill(pid)
         if self.redis is not None:
             self.redis.stop()
         if os.environ.get("GANGLINE_TEST_KEEP") != "1":
@@ -187,7 +257,12 @@ class Stack:
     def request(self, method: str, path: str, *, token: str | None = None, **options: Any) -> httpx.Response:
         """One request to the API; `path` without the prefix."""
         headers = {"Authorization": f"Bearer {token or self.token}", **options.pop("headers", {})}
-        return httpx.request(method, f"{self.url}/api/v1{path}", headers=headers, timeout=70, **options)
+        with self._at_the_service():
+            return httpx.request(method, f"{self.url}/api/v1{path}", headers=headers, timeout=70, **options)
+
+    def _at_the_service(self) -> AbstractContextManager[None]:
+        """Where requests start from: here, or inside the host of the service."""
+        return contextlib.nullcontext() if self.network is None else self.network.inside("service")
 
     def get(self, path: str, **options: Any) -> Any:
         """GET as JSON; anything but success is an error."""
@@ -314,13 +389,28 @@ class Stack:
         state = json.loads((self.node_folder(node) / "attempts" / str(attempt_id) / "state.json").read_text())
         return int(state["supervisor"]["pid"])
 
-    def marked(self, attempt_id: int | None = None) -> list[int]:
-        """Pids of live processes that carry the marker of an attempt of this pool (of any, without `attempt_id`)."""
+    def attempts_on(self, node: str) -> list[int]:
+        """Ids of the attempts that have a folder on a node."""
+        return sorted(int(path.name) for path in (self.node_folder(node) / "attempts").glob("[0-9]*"))
+
+    def adopted(self, node: str) -> list[int]:
+        """Attempts that an agent of the node found running when it started, in the order of its log."""
+        return [int(number) for number in re.findall(r"adopted_attempt .*attempt_id=(\d+)", self.log(node, 1_000_000))]
+
+    def status(self, node: str) -> dict[str, Any]:
+        """What a node's agent says of itself: pids, counters of hints."""
+        result: dict[str, Any] = json.loads((self.node_folder(node) / "status.json").read_text())
+        return result
+
+    def marked(self, attempt_id: int | None = None, *, node: str | None = None) -> list[int]:
+        """Pids of live processes that carry the marker of an attempt of this pool: of any attempt and node, or one."""
         found = []
         for process in all_processes():
-            marker = environment_of(process.pid).get("GANGLINE_ATTEMPT")
-            is_ours = marker is not None and str(self.scratch) in environment_of(process.pid).get("TMPDIR", "")
-            if is_ours and marker is not None and (attempt_id is None or marker.endswith(f"/{attempt_id}")):
+            environment = environment_of(process.pid)
+            parts = environment.get("GANGLINE_ATTEMPT", "").split("/")
+            if len(parts) != 3 or str(self.scratch) not in environment.get("TMPDIR", ""):
+                continue
+            if attempt_id in (None, int(parts[2])) and node in (None, parts[1]):
                 found.append(process.pid)
         return found
 
@@ -347,7 +437,7 @@ class Stack:
                 return str(json.loads(path.read_text())["pool_id"])
         return "no-pool"
 
-    def _stray_pids(self) -> list[int]:
+    def own_pids(self) -> list[int]:
         """Processes that only this stack can have started: they carry its scratch folder in their environment."""
         return [
             process.pid
@@ -355,6 +445,12 @@ class Stack:
             if process.pid != os.getpid()
             and environment_of(process.pid).get("TMPDIR", "").startswith(str(self.scratch))
         ]
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Signal a process of ours; that it has ended by itself is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def hold_source(seconds: float = 120.0) -> str:

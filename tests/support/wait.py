@@ -32,3 +32,15 @@ def wait_until(
             text = message if isinstance(message, str) else message()
             raise TimeoutError(f"{text}: not within {timeout:g} s (last value {value!r})")
         time.sleep(POLL_SECONDS)
+
+
+def stays_true(condition: Callable[[], object], seconds: float, message: str | Callable[[], str]) -> None:
+    """Check again and again, for `seconds`, that `condition` holds: for what must *not* happen meanwhile.
+
+    Raises AssertionError with the message at the first look at which it does not hold.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not condition():
+            raise AssertionError(message if isinstance(message, str) else message())
+        time.sleep(POLL_SECONDS)

@@ -12,6 +12,7 @@ import click
 from gangline.cli.options import gang_command
 from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
+from gangline.cli.words import condition
 from gangline.client.models import Job
 
 
@@ -35,10 +36,9 @@ def cancel(session: Session, jobs: tuple[str, ...], reason: str, yes: bool) -> N
         session.json(answers[0] if len(answers) == 1 else {"items": answers})
         return
     for before, job in zip(found, after, strict=True):
-        had = " already" if before.is_terminal else ""
-        session.out(f"{job.id} {clean_inline(job.name)} {session.paint(job.state, 'has' + had + ' ' + job.state)}"
-                    if job.is_terminal else
-                    f"{job.id} {clean_inline(job.name)} is {session.paint(job.state, job.state)}")  # fmt: skip
+        already = " already: nothing to stop" if before.is_terminal else ""
+        state = session.paint(job.state, clean_inline(condition(job.state)))
+        session.out(f"{job.id} {clean_inline(job.name)} {state}{already}")
 
 
 def _ask(session: Session, going: list[Job]) -> None:

@@ -67,7 +67,7 @@ def _facts(job: Job, now: datetime) -> Lines:
         lines.append(("priority", str(job.priority)))
     seconds = job.cost.get("gpu_seconds")
     if isinstance(seconds, int | float) and seconds:
-        lines.append(("used", f"{seconds / 3600:.2f} GPU hours"))
+        lines.append(("used", f"{duration(seconds)} of GPU time"))
     return lines
 
 

@@ -25,6 +25,8 @@ from gangline.client.job_file import JobFile
 from gangline.client.models import Job
 from gangline.protocol.outcomes import ExitCode
 
+FIRST_LOOK_SECONDS = 0.5
+
 
 @gang_command()
 @click.argument("file")
@@ -45,6 +47,8 @@ def submit(
         raise click.UsageError("--cancel-on-interrupt needs --wait: without it the command does not stay.")
     job_file = job_files.load(session, file, overrides)
     job = _send(session, job_file, key or new_key())
+    if not (session.is_json or wait):
+        job = _after_first_look(session, job)
     if not (session.is_json and wait):
         _show(session, job)
     if not wait:
@@ -56,7 +60,7 @@ def submit(
             return wait_for(session, job, detaches=False)
     except KeyboardInterrupt:
         cancelled = session.client.cancel(job.id, reason="interrupted while waiting")
-        session.note(f"Interrupted: job {job.id} is cancelled, it is {cancelled.state} now.")
+        session.note(f"Interrupted: job {job.id} is cancelled, its state is {cancelled.state}.")
         return ExitCode.INTERRUPTED
 
 
@@ -91,6 +95,14 @@ def _say_whether_it_exists(session: Session, ask_again: Callable[[], Job], key: 
         session.note(f"fix: run the command again with --key {key}; that never makes a second job")
         return
     session.still_there(job, "waiting for the answer", f"gang logs -f {job.id}")
+
+
+def _after_first_look(session: Session, job: Job) -> Job:
+    """The job once the scheduler has looked at it, which takes it a moment: then its reason says something."""
+    try:
+        return session.client.poll(job, FIRST_LOOK_SECONDS)
+    except (GanglineError, KeyboardInterrupt):
+        return job  # it is submitted, and that is what has to be said
 
 
 def _show(session: Session, job: Job) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from gangline.cli.options import gang_command, job_argument
 from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
-from gangline.cli.words import count, local_time
+from gangline.cli.words import condition, count, local_time
 from gangline.client.models import Ahead, BlockingJob, Job, Why
 
 
@@ -39,32 +39,34 @@ def lines(why: Why, job: Job, now: datetime) -> list[str]:
     if why.state == "waiting":
         if not why.can_ever_start:
             result.append("  It can never start as it is.")
-        result.append(f"  {_ahead(why.ahead)}")
+        result += [f"  {line}" for line in _ahead(why.ahead)]
         if why.estimated_start is not None:
             result.append(f"  Starts at about {local_time(why.estimated_start, now)}.")
     if why.reason.fix:
-        label = "To start sooner" if why.state == "waiting" and why.can_ever_start else "fix"
-        result.append(f"  {label}: {why.reason.fix}")
+        result.append(f"  fix: {why.reason.fix}")
     return result
 
 
-def _ahead(ahead: Ahead) -> str:
-    if not ahead.count and not ahead.jobs:
-        return "Ahead of it: nothing."
-    names = [_blocking(job) for job in ahead.jobs]
-    rest = ahead.count - sum(1 for job in ahead.jobs if job.state == "waiting")
-    if rest > 0:
-        names.append(f"{rest} more")
-    return f"Ahead of it, {count(ahead.count, 'waiting job')}: {', '.join(names)}."
+def _ahead(ahead: Ahead) -> list[str]:
+    """Who waits in front, and who holds what it needs."""
+    waiting = [job for job in ahead.jobs if job.state == "waiting"]
+    holding = [job for job in ahead.jobs if job.state != "waiting"]
+    names = [_blocking(job) for job in waiting]
+    if ahead.count > len(waiting):
+        names.append(f"{ahead.count - len(waiting)} more")
+    lines = [f"Ahead of it: {count(ahead.count, 'job')}: {', '.join(names)}." if names else "Ahead of it: nothing."]
+    if holding:
+        lines.append(f"Holding GPUs: {', '.join(_blocking(job) for job in holding)}.")
+    return lines
 
 
 def _blocking(job: BlockingJob) -> str:
-    facts = [word for word in (job.owner, count(job.gpus, "GPU"), job.state) if word]
+    facts = [word for word in (job.owner, count(job.gpus, "GPU")) if word]
     return f"{'' if job.id is None else f'{job.id} '}{job.name} ({', '.join(facts)})"
 
 
 def _ended_or_going(job: Job) -> str:
-    return f"has {job.state}." if job.is_terminal else f"is {job.state}; nothing holds it up."
+    return f"{condition(job.state)}." if job.is_terminal else f"{condition(job.state)}; nothing holds it up."
 
 
 def _cause(job: Job) -> list[str]:

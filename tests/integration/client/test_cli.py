@@ -247,7 +247,11 @@ def test_cancelling_several_jobs_needs_consent(server: FakeServer, tmp_path: Pat
 
     done = gang(server, tmp_path, "cancel", "12", "13", "14", "-y")
     assert done.code == 0
-    assert done.out.splitlines() == ["12 gpt is stopping", "13 gpt is stopping", "14 gpt has already succeeded"]
+    assert done.out.splitlines() == [
+        "12 gpt is stopping",
+        "13 gpt is stopping",
+        "14 gpt has succeeded already: nothing to stop",
+    ]
 
 
 # --- Logs ----------------------------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ import pytest
 
 from gangline.protocol.launch import AssignedGPU, CodeSource, LaunchPlan, RunPlan
 from gangline.protocol.names import ENV_ATTEMPT
-from tests.integration.worker.cuttable_proxy import CuttableProxy
 from tests.integration.worker.fake_api import FakeApi, a_plan
 from tests.integration.worker.supervised import Supervised
+from tests.support.cuttable_proxy import CuttableProxy
 from tests.support.processes import Traces, is_alive
 from tests.support.wait import wait_until
 from worker.nursery import Nursery

@@ -57,13 +57,19 @@ class CuttableProxy:
             except OSError:
                 return  # closed
             with self._lock:
-                if self._is_cut:
+                server = None if self._is_cut else self._connect()
+                if server is None:
                     client.close()
                     continue
-                server = socket.create_connection(self._target)
                 self._pairs.append((client, server))
             threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
             threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
+
+    def _connect(self) -> socket.socket | None:
+        try:
+            return socket.create_connection(self._target)
+        except OSError:
+            return None  # the service is down: the caller finds its connection closed
 
     def _pump(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
         with contextlib.suppress(OSError):

@@ -1,0 +1,1 @@
+"""What benchmarks share: a light client, figures and their table, CPU time of processes."""
