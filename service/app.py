@@ -22,6 +22,7 @@ from service.events.bus import Bus
 from service.events.dispatcher import HintHealth
 from service.events.listen import PostgresWakeups
 from service.folder import prepare_data_folder
+from service.operations.api_presence import ApiPresence
 from service.operations.submit_job import PoolShapes
 from service.settings import Settings
 from service.storage.bundles import BundleFiles
@@ -70,11 +71,12 @@ def create_app(state: AppState) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        threads: list[ControlThreads | PostgresWakeups] = []
+        threads: list[ControlThreads | PostgresWakeups | ApiPresence] = []
         if state.settings.run_scheduler:
             threads.append(ControlThreads(state.database, state.settings, state.bus, state.hints))
         if not state.database.is_sqlite:
             threads.append(PostgresWakeups(state.settings.resolved_database_url, state.bus))
+            threads.append(ApiPresence(state.database, state.settings.sweep_seconds))
         for thread in threads:
             thread.start()
         try:

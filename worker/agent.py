@@ -27,7 +27,7 @@ from worker.api import ApiError, HeartbeatAnswer, NodeApi
 from worker.celery_child import CeleryChild
 from worker.credential import AgentError, Credential
 from worker.doorbell import Doorbell, parse_message
-from worker.enrolment import AgentSettings, node_credential, retry_delay
+from worker.enrolment import LONGEST_RETRY_SECONDS, AgentSettings, node_credential, retry_delay
 from worker.local_attempts import LocalAttempts, Start
 from worker.nursery import Nursery
 from worker.process_set import marked_attempts
@@ -117,6 +117,8 @@ class Agent:
         )
         self._hints = HintCounters()
         self._failures = 0
+        self._interval_seconds = LONGEST_RETRY_SECONDS
+        """As the service told last."""
         self._is_expecting = True
         """Whether processes of attempts may live here: some did at the last look, or something was started since."""
         self._process_sets: frozenset[int] = frozenset()
@@ -207,10 +209,12 @@ class Agent:
                 quarantined={},
             )
             answer = self._hear(heard)
-            self._heartbeat_due_at = now + max(heard.interval_seconds, SHORTEST_INTERVAL_SECONDS)
+            self._interval_seconds = max(heard.interval_seconds, SHORTEST_INTERVAL_SECONDS)
+            self._heartbeat_due_at = now + self._interval_seconds
         except ApiError as error:
             self._failures += 1
-            delay_seconds = retry_delay(self._failures, random.random())
+            # A service that is back counts silence from then on: a node must not be later than it is told to be.
+            delay_seconds = retry_delay(self._failures, random.random(), longest_seconds=self._interval_seconds)
             self._heartbeat_due_at = time.monotonic() + delay_seconds
             # What happened meanwhile to processes here is worth a fresh look once the service answers again.
             self._scan_due_at = 0.0

@@ -48,9 +48,9 @@ class AgentSettings:
     inventory: InventorySource
 
 
-def retry_delay(failures: int, chance: float) -> float:
+def retry_delay(failures: int, chance: float, *, longest_seconds: float = LONGEST_RETRY_SECONDS) -> float:
     """Seconds before the next try after `failures` (1 or more) in a row; `chance` in 0..1 spreads the nodes. Pure."""
-    longest = min(FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 16), LONGEST_RETRY_SECONDS)
+    longest = min(FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 16), longest_seconds)
     return longest * (0.75 + 0.25 * chance)
 
 

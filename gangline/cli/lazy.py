@@ -17,6 +17,8 @@ from gangline.client.errors import GanglineError
 PLUGIN_GROUP = "gangline.commands"
 PLUGIN_HELP = {"up": "Run server, scheduler and nodes on this machine."}
 """Short help of commands that other parts bring in; reading their own would import them."""
+ALIASES = {"list": "ls"}
+"""Words that people type for a command; not shown, so that each command has one name."""
 PLUGIN_EXTRA = {"up": "server"}
 
 
@@ -45,7 +47,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
-        lazy = self.lazy_commands.get(cmd_name)
+        lazy = self.lazy_commands.get(ALIASES.get(cmd_name, cmd_name))
         if lazy is not None:
             module, _, attribute = lazy.target.partition(":")
             command: click.Command = getattr(importlib.import_module(module), attribute)

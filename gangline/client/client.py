@@ -66,7 +66,7 @@ class Client(LogCalls, AdminCalls):
         """
         job_file = spec if isinstance(spec, JobFile) else read_job_file(spec, overrides(set))
         tell = on_step or (lambda message: None)
-        folder = _checked_folder(job_file)
+        folder = self._checked_folder(job_file)
         digest = None if folder is None else self.upload_bundle(folder, on_step=tell)
         body, content_type = with_bundle(job_file, digest)
         tell("Submitting")
@@ -80,7 +80,7 @@ class Client(LogCalls, AdminCalls):
         The code folder is packed to see that it can be; it is sent only if the server insists. Raises as `submit` does.
         """
         job_file = spec if isinstance(spec, JobFile) else read_job_file(spec, overrides(set))
-        folder = _checked_folder(job_file)
+        folder = self._checked_folder(job_file)
         if folder is None:
             return self._dry_run(job_file, None)
         with _packed(folder) as bundle:
@@ -92,6 +92,22 @@ class Client(LogCalls, AdminCalls):
             if {problem.pointer for problem in error.errors} != {"code.bundle"}:
                 raise
         return self._dry_run(job_file, self.upload_bundle(folder))
+
+    def _checked_folder(self, job_file: JobFile) -> Path | None:
+        """The folder to pack, once it holds the script that is to run; else all faults, the server's too, at once."""
+        folder = folder_to_pack(job_file)
+        missing = missing_script(job_file, folder) if folder is not None and folder.is_dir() else None
+        if missing is None:
+            return folder
+        try:
+            self._dry_run(job_file, NO_BUNDLE)
+        except InvalidSpec as remote:
+            # The server is right not to know that bundle; what else it found belongs beside our own fault.
+            others = [item for item in remote.problem.get("errors", []) if item.get("pointer") != "code.bundle"]
+            missing.problem["errors"] = [*missing.problem.get("errors", []), *others]
+        except GanglineError as unknown:
+            missing.problem["unchecked"] = unknown.detail
+        raise missing
 
     def _dry_run(self, job_file: JobFile, digest: str | None) -> dict[str, Any]:
         body, content_type = with_bundle(job_file, digest)
@@ -197,6 +213,11 @@ class Client(LogCalls, AdminCalls):
         """The machines of the pool."""
         return [build(Node, item) for item in self.pages("/nodes", 500)]
 
+    def release_node(self, name: str) -> dict[str, Any]:
+        """An admin's word that a machine which does not answer is off: what waits for it ends."""
+        answer: dict[str, Any] = self.post(f"/nodes/{segment(name)}/release", {})
+        return answer
+
     def me(self) -> Me:
         """Who this client's token belongs to."""
         return build(Me, self.get("/me"))
@@ -286,13 +307,8 @@ def _packed(folder: Path) -> Iterator[PackedBundle]:
         bundle.path.unlink(missing_ok=True)
 
 
-def _checked_folder(job_file: JobFile) -> Path | None:
-    """The folder to pack, once it is known to hold the script that is to run."""
-    folder = folder_to_pack(job_file)
-    missing = missing_script(job_file, folder) if folder is not None and folder.is_dir() else None
-    if missing is not None:
-        raise missing
-    return folder
+NO_BUNDLE = "sha256:" + "0" * 64
+"""A digest that no server has."""
 
 
 def overrides(values: Overrides) -> tuple[tuple[str, str], ...]:

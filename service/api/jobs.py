@@ -69,7 +69,7 @@ def post_job(
         if first is not None:
             return _created(first, is_replay=True)
     spec = parse_spec(body, request.headers.get("content-type", "application/json"), overrides)
-    submission = check_submission(state.database, state.settings, state.shapes, principal, spec)
+    submission = check_submission(state.database, state.settings, state.shapes, principal, spec, is_dry_run=dry_run)
     gang = submission.gang
     if dry_run:
         return json_response(

@@ -81,11 +81,22 @@ class PoolShapes:
 
 
 def check_submission(
-    database: Database, settings: Settings, shapes: PoolShapes, principal: Principal, spec: JobSpec
+    database: Database,
+    settings: Settings,
+    shapes: PoolShapes,
+    principal: Principal,
+    spec: JobSpec,
+    *,
+    is_dry_run: bool = False,
 ) -> Submission:
-    """Everything that can be refused before anything is stored. Raises InvalidJobSpec, Forbidden, DoesNotFitPool."""
+    """Everything that can be refused before anything is stored. Raises InvalidJobSpec, Forbidden, DoesNotFitPool.
+
+    A dry run does not need the code bundle to be on the server yet.
+    """
     team_id, team = _team_of(principal, spec.team)
-    problems = _problems(database, settings, spec)
+    problems = _problems(settings, spec)
+    if spec.code.bundle is not None and not is_dry_run:
+        problems += _bundle_problems(database, spec.code.bundle)
     if problems:
         raise InvalidJobSpec(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", errors=problems)
     gang = resolve_gang(spec, shapes.get())
@@ -111,7 +122,7 @@ def _team_of(principal: Principal, asked: str | None) -> tuple[int, str]:
     raise Forbidden(f"{principal.name} is not in team {asked} (in: {names})", fix="Name one of your teams as `team`.")
 
 
-def _problems(database: Database, settings: Settings, spec: JobSpec) -> list[FieldProblem]:
+def _problems(settings: Settings, spec: JobSpec) -> list[FieldProblem]:
     problems = []
     if spec.stop_grace_seconds > settings.stop_grace_limit_seconds:
         problems.append(
@@ -133,18 +144,24 @@ def _problems(database: Database, settings: Settings, spec: JobSpec) -> list[Fie
                 suggestion=f"stop_grace below {longest:g}s",
             )
         )
-    if spec.code.bundle is not None:
-        with database.read() as connection:
-            known = connection.execute(select(bundles.c.digest).where(bundles.c.digest == spec.code.bundle)).first()
-        if known is None:
-            problems.append(
-                FieldProblem(
-                    pointer="code.bundle",
-                    message=f"bundle {spec.code.bundle} is not on the server",
-                    suggestion="upload it first: PUT /api/v1/bundles/{digest}, or use gang submit",
-                )
-            )
     return problems
+
+
+def _bundle_problems(database: Database, digest: str) -> list[FieldProblem]:
+    with database.read() as connection:
+        known = connection.execute(_KNOWN_BUNDLE, {"digest": digest}).first()
+    if known is not None:
+        return []
+    return [
+        FieldProblem(
+            pointer="code.bundle",
+            message=f"bundle {digest} is not on the server",
+            suggestion="upload it first: PUT /api/v1/bundles/{digest}, or use gang submit",
+        )
+    ]
+
+
+_KNOWN_BUNDLE = select(bundles.c.digest).where(bundles.c.digest == bindparam("digest"))
 
 
 def request_hash(body: bytes, query: str) -> str:

@@ -1,6 +1,7 @@
 """The sweeper: silent nodes, unclaimed allocations, starts and stops past their deadline.
 
-Silence is counted only while this process watches: its own downtime, or the database's, is never held against a node.
+Time is counted only while this process watches and an API answers: their downtime, or the database's, is never held
+against a node, a start or a stop.
 Each row is swept in a transaction of its own, so that a poisoned one cannot hold up the others.
 """
 
@@ -29,6 +30,7 @@ from service.domain.silence import SilenceWatch, Verdict
 from service.domain.spec import JobSpec
 from service.domain.states import AttemptNodeState, AttemptState, NodeState
 from service.errors import DatabaseUnavailable
+from service.operations.api_presence import is_api_present
 from service.operations.force_close import force_close
 from service.operations.job_lock import lock_job_of
 from service.operations.lose_node import lose_node
@@ -54,6 +56,9 @@ class Sweeper:
     watch: SilenceWatch = field(init=False)
     failures: dict[int, int] = field(default_factory=dict)
     """How often each attempt could not be swept, by id."""
+    _swept_at: float | None = None
+    _up_since: float = 0.0
+    """Database time since which there was no gap: deadlines count from here at the earliest."""
 
     def __post_init__(self) -> None:
         s = self.settings
@@ -85,6 +90,7 @@ class Sweeper:
             except DatabaseUnavailable as error:
                 log.warning("sweep_skipped why=%s", error.detail)
                 self.watch.forget_time()
+                self._swept_at = None
             except Exception:
                 # What no guard foresaw must not end sweeping for everybody; the trace names it.
                 log.exception("sweep_failed")
@@ -97,9 +103,20 @@ class Sweeper:
             open_attempts = connection.execute(
                 select(attempts).where(attempts.c.state != AttemptState.ENDED).order_by(attempts.c.id)
             ).all()
+            is_up = self.database.is_sqlite or is_api_present(connection, now, self.watch.largest_gap_seconds)
+        self._note_gap(now, monotonic_now, is_up)
         self._sweep_nodes(known, monotonic_now)
         for attempt in open_attempts:
             self._sweep_attempt(attempt, now)
+
+    def _note_gap(self, now: float, monotonic_now: float, is_up: bool) -> None:
+        """Heartbeats, claims and reports could not arrive while nobody listened: begin to count anew."""
+        has_paused = self._swept_at is None or monotonic_now - self._swept_at > self.watch.largest_gap_seconds
+        if has_paused or not is_up:
+            self._up_since = now
+        if not is_up:
+            self.watch.forget_time()
+        self._swept_at = monotonic_now
 
     def _sweep_nodes(self, known: Sequence[Row[Any]], monotonic_now: float) -> None:
         self.watch.unreachable_seconds = unreachable_seconds(self.settings, len(known))
@@ -143,7 +160,7 @@ class Sweeper:
             self._look_at_starting(tx, attempt, now)
 
     def _look_at_starting(self, tx: Write, attempt: Row[Any], now: float) -> None:
-        age = now - attempt.created_at
+        age = now - max(attempt.created_at, self._up_since)
         if age > self.settings.start_seconds:
             self._give_up_start(tx, attempt, f"not all ranks were started within {self.settings.start_seconds:g} s")
         elif age > self.settings.claim_seconds:
@@ -183,7 +200,8 @@ class Sweeper:
         silent = [row.node_name for row in rows if row.node_state in (NodeState.UNREACHABLE, NodeState.LOST)]
         if silent:
             _tell_unconfirmed(tx, attempt, silent)
-        if rows and attempt.settle_at is not None and now > attempt.settle_at and attempt.cause is None:
+        is_overdue = attempt.settle_at is not None and now > attempt.settle_at
+        if rows and is_overdue and now - self._up_since > self.settings.settle_seconds and attempt.cause is None:
             _fix_outcome(tx, attempt)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,11 +76,9 @@ def outcomes_page() -> str:
     return _page("Outcomes", "Why an attempt ended, and what follows from it.", head, rows)
 
 
-def error_classes() -> Iterator[type[ServiceError]]:
-    """All errors that a caller may see, in the order of the module."""
-    for _, value in inspect.getmembers(errors, inspect.isclass):
-        if issubclass(value, ServiceError):
-            yield value
+def error_classes() -> list[type[ServiceError]]:
+    """All errors that a caller may see, by name."""
+    return [value for _, value in inspect.getmembers(errors, inspect.isclass) if issubclass(value, ServiceError)]
 
 
 def errors_page() -> str:

@@ -363,6 +363,14 @@ class Stack:
         except httpx.TransportError:
             return None
 
+    def run_python(self, script: str, *arguments: str) -> str:
+        """Run a script in a process of its own; returns what it prints."""
+        done = subprocess.run(
+            [PYTHON, "-c", script, *arguments], env=self._environment(), capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     # --- evidence --------------------------------------------------------------------------------------------------
 
     def node_folder(self, name: str) -> Path:

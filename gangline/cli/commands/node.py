@@ -5,11 +5,16 @@ Not for: bringing a machine in (the agent enrols itself with a token of `gang ad
 
 from __future__ import annotations
 
+import sys
+
+import click
+
 from gangline.cli.lazy import LazyCommand, LazyGroup
 from gangline.cli.options import gang_command
+from gangline.cli.records import print_record
 from gangline.cli.session import Session
 from gangline.cli.table import Column, Row
-from gangline.cli.words import NOTHING, size
+from gangline.cli.words import NOTHING, count, size
 from gangline.client.models import Node
 
 COLUMNS = (
@@ -26,7 +31,12 @@ COLUMNS = (
 node = LazyGroup(
     name="node",
     help="Machines of the pool.",
-    lazy_commands={"ls": LazyCommand(target="gangline.cli.commands.node:ls", help="List the machines.")},
+    lazy_commands={
+        "ls": LazyCommand(target="gangline.cli.commands.node:ls", help="List the machines."),
+        "release": LazyCommand(
+            target="gangline.cli.commands.node:release", help="Admin: declare that a silent machine is off."
+        ),
+    },
 )
 
 
@@ -46,6 +56,24 @@ def ls(session: Session) -> None:
     held = sum(1 for found in nodes for gpu in found.gpus if gpu.held or gpu.job_id is not None)
     quarantined = sum(1 for found in nodes for gpu in found.gpus if gpu.quarantined)
     session.note(f"{held} of {total} GPUs held" + (f", {quarantined} quarantined" if quarantined else ""))
+
+
+@gang_command(name="release")
+@click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def release(session: Session, name: str, yes: bool) -> None:
+    """Declare that nothing runs on the machine NAME, which does not answer: jobs that wait for its word end.
+
+    Only for a machine that is known to be off: if it still runs, its ranks go on until it hears of the server again.
+    """
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("Without a terminal to ask on, -y is needed.")
+        click.confirm(f"Is {name} really off?", abort=True, err=True)
+    with session.busy("Releasing"):
+        answer = session.client.release_node(name)
+    ended = answer.get("ended", 0)
+    print_record(session, answer, f"Released {name}: {count(ended, 'attempt')} ended there.")
 
 
 def row(found: Node) -> Row:

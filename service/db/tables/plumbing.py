@@ -10,6 +10,7 @@ pool = Table(
     Column("id", Integer, primary_key=True),
     Column("pool_id", Text, nullable=False),
     time_column("created_at", nullable=False),
+    time_column("api_seen_at"),
 )
 
 leader_lease = Table(

@@ -165,14 +165,19 @@ def test_a_check_sends_no_code_unless_the_server_insists(server: FakeServer, cli
     assert len(server.bundles) == 1
 
 
-def test_a_script_that_the_folder_lacks_is_found_before_anything_is_sent(
+def test_a_script_that_the_folder_lacks_is_told_together_with_the_faults_that_the_server_finds(
     server: FakeServer, client: Client, tmp_path: Path
 ) -> None:
-    file = a_folder(tmp_path / "gpt", "name: gpt\nrun: {script: trian.py}\n")
+    file = a_folder(tmp_path / "gpt", "name: gpt\nrun: {script: trian.py}\nresources: {num_gpu: 2}\n")
+    faults = [{"pointer": "resources.num_gpu", "message": "unknown key"}, {"pointer": "code.bundle", "message": "?"}]
+    server.overrides["POST /jobs"] = lambda request: a_problem(422, "invalid_spec", "2 problems", errors=faults)
 
-    with pytest.raises(InvalidSpec, match=r"trian\.py"):
+    with pytest.raises(InvalidSpec, match=r"trian\.py") as caught:
         client.submit(file)
-    assert server.requests == []
+
+    assert [problem.pointer for problem in caught.value.errors] == ["run.script", "resources.num_gpu"]
+    assert not server.bundles
+    assert not server.jobs
 
 
 # --- Reading -------------------------------------------------------------------------------------------------------

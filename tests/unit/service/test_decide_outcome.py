@@ -1,0 +1,186 @@
+"""Why an attempt ended: a table of sentences, each with what the nodes reported and the one cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from gangline.protocol.outcomes import Outcome, StopIntent
+from service.domain.decide_outcome import NodeEnding, decide_outcome
+from tests.unit.service.endings import failure, lost, node, rank, silent
+
+STOPPED = {"signal": "SIGTERM", "stopped": True}
+PEER = {"error": ("DistBackendError", "Connection closed by peer"), "peer_loss": True}
+NO_MODULE = ("ModuleNotFoundError", "No module named 'torchvision'")
+FULL = ("OSError", "[Errno 28] No space left on device")
+OLD_TUTORIAL = ("ValueError", "device_ids can only be None or contain a single element.")
+UNUSED = ("RuntimeError", "Expected to have finished reduction in the prior iteration before starting a new one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What was reported, what we had asked for, and what must come out."""
+
+    ends: tuple[NodeEnding, ...]
+    outcome: Outcome
+    intent: StopIntent | None = None
+    is_command: bool = False
+    cause: dict[str, Any]
+    """Expected fields of the cause; `says`, `fixes`: parts of detail and fix."""
+
+
+def case(outcome: str, *ends: NodeEnding, **more: Any) -> Case:
+    intent, is_command = more.pop("intent", None), more.pop("is_command", False)
+    return Case(ends=ends, outcome=Outcome(outcome), intent=intent, is_command=is_command, cause=more)
+
+
+TABLE: dict[str, Case] = {
+    "all ranks exit 0": case("succeeded", node(1, rank(0), rank(1)), node(2, rank(2)), exit_code=0, rank=None),
+    "one rank exits 1": case("user_error", node(1, rank(0, 1)), rank=0, exit_code=1, says="exit code 1"),
+    "exit 255 is told exactly": case("user_error", node(1, rank(0, 255)), exit_code=255),
+    "a signal that we did not send is named": case(
+        "user_error", node(1, rank(0, signal="SIGSEGV")), signal="SIGSEGV", exit_code=None, says="SIGSEGV"
+    ),
+    "a rank raises": case(
+        "user_error",
+        node(1, rank(0, 1, error=("ValueError", "bad batch 17\nmore"))),
+        says="rank 0 on node-1: ValueError: bad batch 17",
+    ),
+    "the first failure names the cause, ranks that we stopped never do": case(
+        "user_error", node(1, rank(0, **STOPPED), rank(1, **STOPPED)), node(2, rank(2, 7), rank(3, **STOPPED)),
+        rank=2, node_name="node-2", exit_code=7,
+    ),
+    "two ranks fail 50 ms apart: the earlier one": case(
+        "user_error", node(1, rank(0, 3, at=100.05)), node(2, rank(2, 4, at=100.0)), rank=2, exit_code=4
+    ),
+    "two ranks fail at the same moment: the lower rank": case(
+        "user_error", node(1, rank(1, 3)), node(2, rank(2, 4)), rank=1, exit_code=3
+    ),
+    "a clock that runs 60 s ahead does not make a failure the later one": case(
+        "user_error", node(1, rank(0, 3, at=101.0)), node(2, rank(2, 4, at=160.0), offset=-60.0), rank=2
+    ),
+    "a clock that runs behind does not make a failure the earlier one": case(
+        "user_error", node(1, rank(0, 3, at=101.0)), node(2, rank(2, 4, at=50.0), offset=60.0), rank=0
+    ),
+    "the loss of a peer is secondary even when it is earlier": case(
+        "user_error", node(1, rank(0, 1, at=90.0, **PEER)), node(2, rank(2, 9, at=95.0)), rank=2, exit_code=9
+    ),
+    "only losses of peers": case(
+        "communication_error", node(1, rank(0, 1, **PEER)), node(2, rank(2, 1, at=101, **PEER)), rank=0, says="lost its peers"
+    ),
+    "a lost node explains the losses of its peers": case(
+        "node_lost", node(1, rank(0, 1, **PEER)), lost(2), node_name="node-2", rank=None
+    ),
+    "a lost node while its peers were stopped": case(
+        "node_lost", node(1, rank(0, **STOPPED)), lost(2), intent=StopIntent.PEER_FAILURE, says="node-2 gave no sign"
+    ),
+    "a failure of user code wins over a lost node": case("user_error", node(1, rank(0, 5)), lost(2), rank=0),
+    "all nodes lost": case("node_lost", lost(1), lost(2), says="node-1, node-2"),
+    "a node that never claimed its part": case("launch_failed", node(1, rank(0)), silent(2), says="node-2 never"),
+    "a command that exits 127": case("config_error", node(1, rank(0, 127)), is_command=True, exit_code=127, says="127"),
+    "a script that exits 127 by itself": case("user_error", node(1, rank(0, 127)), exit_code=127),
+    "a missing package": case("environment_error", node(1, rank(0, 1, error=NO_MODULE)), says="torchvision"),
+    "Python ran out of memory": case("out_of_memory", node(1, rank(0, 1, error=("MemoryError", "")))),
+    "the GPU ran out of memory": case(
+        "out_of_memory", node(1, rank(0, 1, error=("OutOfMemoryError", "CUDA out of memory."))), says="CUDA"
+    ),
+    "killed by the kernel for memory": case(
+        "out_of_memory", node(1, rank(0, signal="SIGKILL"), oom_kills=1), signal="SIGKILL", says="1 out-of-memory kill"
+    ),
+    "killed from outside without an OOM kill": case("user_error", node(1, rank(0, signal="SIGKILL")), signal="SIGKILL"),
+    "an OOM kill on another node explains nothing here": case(
+        "user_error", node(1, rank(0, signal="SIGKILL")), node(2, rank(2, **STOPPED), oom_kills=1), signal="SIGKILL"
+    ),
+    "an error whose text only mentions memory": case(
+        "user_error", node(1, rank(0, 1, error=("RuntimeError", "CUDA out of memory, said the tutorial")))
+    ),
+    "the disk is full": case("storage_full", node(1, rank(0, 1, error=FULL)), says="No space left"),
+    "the device_ids of the old tutorial": case("user_error", node(1, rank(0, 1, error=OLD_TUTORIAL)), fixes="LOCAL_RANK"),
+    "unused parameters under DDP": case(
+        "user_error", node(1, rank(0, 1, error=UNUSED)), fixes="find_unused_parameters=True"
+    ),
+    "a missing script, found before the start": case(
+        "config_error", node(1, failure=failure("config_error", "trian.py is missing", fix="Correct run.script.")),
+        says="node-1: trian.py is missing", fix="Correct run.script.",
+    ),
+    "what a node found explains the losses of its peers": case(
+        "environment_error",
+        node(1, rank(0, 1, at=90, **PEER)), node(2, failure=failure("environment_error", at=95.0)), node_name="node-2",
+    ),
+    "the supervisor died": case(
+        "supervisor_lost", node(1, failure=failure("supervisor_lost")), node(2, rank(2, **STOPPED)), node_name="node-1"
+    ),
+    "an outcome that only a newer node knows keeps its message": case(
+        "user_error", node(1, failure=failure("gpu_on_fire", "the GPU burns")), says="the GPU burns"
+    ),
+    "a cancel, whatever the ranks then did": case(
+        "cancelled", node(1, rank(0, 3), rank(1, **STOPPED)), intent=StopIntent.CANCEL, rank=None
+    ),
+    "a cancel that met a job just done": case("cancelled", node(1, rank(0)), intent=StopIntent.CANCEL),
+    "a cancel and a lost node": case("cancelled", node(1, rank(0, **STOPPED)), lost(2), intent=StopIntent.CANCEL),
+    "the time limit": case(
+        "time_limit", node(1, rank(0, **STOPPED), failure=failure("time_limit")), intent=StopIntent.TIME_LIMIT
+    ),
+    "the time limit that met a job just done": case("succeeded", node(1, rank(0)), intent=StopIntent.TIME_LIMIT),
+    "a failure before the time limit of the same node": case(
+        "user_error", node(1, rank(0, 3, at=99), failure=failure("time_limit", at=100)), rank=0
+    ),
+    "a failure after the time limit of the same node": case(
+        "time_limit", node(1, rank(0, 3, at=101), failure=failure("time_limit", at=100)), rank=None
+    ),
+    "preempted": case("preempted", node(1, rank(0, **STOPPED)), intent=StopIntent.PREEMPT),
+    "drained": case("preempted", node(1, rank(0, **STOPPED)), intent=StopIntent.DRAIN),
+    "the start deadline": case("launch_failed", node(1, rank(0, **STOPPED)), silent(2), intent=StopIntent.START_DEADLINE),
+    "the start deadline of a job whose code had failed": case(
+        "user_error", node(1, rank(0, 4)), silent(2), intent=StopIntent.START_DEADLINE, exit_code=4
+    ),
+    "cut off, and stopped by on_disconnect": case(
+        "node_lost", node(1, rank(0, **STOPPED), stop_intent="disconnected"), says="on_disconnect", node_name="node-1"
+    ),
+    "a machine that goes down stops its own ranks": case(
+        "preempted", node(1, rank(0, **STOPPED), stop_intent="drain"), node(2, rank(2, 1, **PEER)), node_name="node-1"
+    ),
+    "ranks stopped by nobody's word": case("supervisor_lost", node(1, rank(0, **STOPPED))),
+    "killed after the grace is noted": case(
+        "cancelled", node(1, rank(0, signal="SIGKILL", stopped=True, killed=True)), intent=StopIntent.CANCEL,
+        note="killed after grace",
+    ),
+    "what could not be ended is noted": case(
+        "user_error", node(1, rank(0, 1), leftovers=("17 python",)), note="left over: 17 python"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", TABLE)
+def test_decide_outcome(sentence: str) -> None:
+    given = TABLE[sentence]
+    expected = dict(given.cause)
+
+    cause = decide_outcome(given.ends, given.intent, intent_detail="asked", is_command=given.is_command)
+
+    assert cause.outcome is given.outcome
+    assert expected.pop("says", "") in cause.detail
+    assert expected.pop("fixes", "") in (cause.fix or "")
+    assert {name: getattr(cause, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("sentence", TABLE)
+def test_the_order_in_which_nodes_are_listed_changes_no_outcome(sentence: str) -> None:
+    given = TABLE[sentence]
+    decided = [
+        decide_outcome(ends, given.intent, is_command=given.is_command) for ends in (given.ends, given.ends[::-1])
+    ]
+    assert decided[0].outcome == decided[1].outcome
+    assert decided[0].rank == decided[1].rank
+
+
+@pytest.mark.parametrize("intent", [None, *StopIntent])
+def test_a_failed_rank_is_a_success_under_no_intent(intent: StopIntent | None) -> None:
+    assert decide_outcome([node(1, rank(0, 1))], intent).outcome is not Outcome.SUCCEEDED
+
+
+def test_every_outcome_of_this_version_can_come_out() -> None:
+    not_yet = {Outcome.NAN_LOSS, Outcome.HANG, Outcome.GPU_FAULT}
+    assert {given.outcome for given in TABLE.values()} == set(Outcome) - not_yet
