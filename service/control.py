@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 import uuid
 
+from service.background import BackgroundThread
 from service.db.leadership import give_up_lease, renew_lease, take_lease
 from service.db.session import Database
 from service.errors import DatabaseUnavailable
@@ -20,28 +20,19 @@ from service.settings import Settings
 log = logging.getLogger("gangline.control")
 
 
-class ControlThreads:
+class ControlThreads(BackgroundThread):
     """Waits for the lease, then runs the three threads until it is lost or the process stops; then waits again."""
 
     def __init__(self, database: Database, settings: Settings, bus: Bus, hints: HintHealth):
+        super().__init__("control")
         self._database = database
         self._settings = settings
         self._bus = bus
         self._hints = hints
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
-    def start(self) -> None:
-        """Start to compete for the lease."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the threads and give up the lease."""
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """See `BackgroundThread`."""
         while not self._stopping.is_set():
             try:
                 epoch = self._take()

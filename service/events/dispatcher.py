@@ -7,7 +7,6 @@ timeouts, no retry, and a circuit breaker; hints that have grown old are dropped
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from sqlalchemy import delete, select
 
 from gangline.protocol.names import LAUNCH_TASK
 from service import clock
+from service.background import BackgroundThread
 from service.db.session import Database
 from service.db.tables import outbox
 from service.errors import DatabaseUnavailable
@@ -37,33 +37,22 @@ class HintHealth:
     num_failed: int = 0
 
 
-class Dispatcher:
+class Dispatcher(BackgroundThread):
     """Runs in a thread: woken by the topic `outbox`, else once a tick. Without a broker it only clears the outbox."""
 
     def __init__(self, database: Database, bus: Bus, broker_url: str, health: HintHealth, *, tick_seconds: float = 5.0):
+        super().__init__("dispatcher", bus.thread_event("outbox"))
         self._database = database
         self._broker_url = broker_url
         self._tick_seconds = tick_seconds
-        self._stopping = threading.Event()
-        self._wake = bus.thread_event("outbox")
-        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._celery: Any = None
         self._producer: Any = None
         self._closed_until = 0.0
         self._health = health
         health.state = "ok" if broker_url else "none"
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop after the present batch."""
-        self._stopping.set()
-        self._wake.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """See `BackgroundThread`."""
         while not self._stopping.is_set():
             self._wake.clear()
             try:

@@ -6,11 +6,11 @@ Only "look again", never data; a lost notification costs a slow tick.
 from __future__ import annotations
 
 import logging
-import threading
 
 import psycopg
 from sqlalchemy.engine import make_url
 
+from service.background import BackgroundThread
 from service.events.bus import Bus
 
 log = logging.getLogger("gangline.listen")
@@ -18,25 +18,16 @@ CHANNEL = "gangline"
 RETRY_SECONDS = 1.0
 
 
-class PostgresWakeups:
+class PostgresWakeups(BackgroundThread):
     """A thread that republishes what other processes notify."""
 
     def __init__(self, url: str, bus: Bus):
+        super().__init__("listen")
         self._conninfo = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
         self._bus = bus
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="listen", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop within a second."""
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """See `BackgroundThread`."""
         while not self._stopping.is_set():
             try:
                 with psycopg.connect(self._conninfo, autocommit=True) as connection:

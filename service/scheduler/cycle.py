@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 
 from sqlalchemy import bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -16,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from gangline.protocol.names import node_queue
 from gangline.protocol.outcomes import JobState
 from service import clock
+from service.background import BackgroundThread
 from service.db.leadership import LostLeadership, assert_leader
 from service.db.session import Database, Write
 from service.db.tables import allocations, attempt_nodes, attempts, jobs, nodes
@@ -164,33 +164,22 @@ def _apply_waits(database: Database, waits: list[Wait], epoch: int) -> None:
         tx.wake(*(f"job:{wait.job_id}" for wait in waits))
 
 
-class Scheduler:
+class Scheduler(BackgroundThread):
     """Runs passes in a thread: at once when woken (`schedule`), else on a slow tick."""
 
     REST_FACTOR = 3.0
     """A pass rests for this many times its own length, so that a long queue never starves the API of the processor."""
 
     def __init__(self, database: Database, settings: Settings, bus: Bus, epoch: int):
+        super().__init__("scheduler", bus.thread_event("schedule"))
         self._database = database
         self._settings = settings
         self._bus = bus
         self._epoch = epoch
-        self._stopping = threading.Event()
-        self._wake = bus.thread_event("schedule")
-        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self.has_lost_leadership = False
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop after the present pass."""
-        self._stopping.set()
-        self._wake.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """See `BackgroundThread`."""
         self._wake.set()
         while not self._stopping.is_set():
             self._wake.wait(self._settings.schedule_seconds)
