@@ -23,6 +23,7 @@ from service.events.dispatcher import HintHealth
 from service.events.listen import PostgresWakeups
 from service.folder import prepare_data_folder
 from service.operations.api_presence import ApiPresence
+from service.operations.commit_submissions import SubmissionCommitter
 from service.operations.submit_job import PoolShapes
 from service.settings import Settings
 from service.storage.bundles import BundleFiles
@@ -58,6 +59,7 @@ def create_state(settings: Settings) -> AppState:
         bus=bus,
         principals=PrincipalCache(database),
         shapes=PoolShapes(database),
+        committer=SubmissionCommitter(database),
         streams=StreamFiles(settings.data_folder),
         bundles=BundleFiles(settings.data_folder),
         pool_id=load_or_make_pool_id(database),
@@ -89,7 +91,14 @@ def create_app(state: AppState) -> FastAPI:
 
     # The bundled pages of docs load from elsewhere; the schema of the API needs a token like everything else.
     app = FastAPI(
-        title="Gangline", version=state.version, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+        title="Gangline",
+        version=state.version,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        # Nothing collects it here, and looking for a collector costs every request.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.gangline = state
     install_problem_handlers(app)

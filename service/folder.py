@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import IO
 
+from gangline.protocol.names import DATA_FOLDER_MARKER
 from service.errors import SettingsError
 from service.settings import Settings
 
@@ -25,6 +26,7 @@ def prepare_data_folder(settings: Settings) -> None:
             probe.write_bytes(b"x" * 4096)
         finally:
             probe.unlink(missing_ok=True)
+        (folder / DATA_FOLDER_MARKER).touch(0o600)
     except OSError as error:
         raise SettingsError(
             f"data folder {folder} cannot be written: {error.strerror}. Give another one with --data, or mount it "

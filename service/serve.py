@@ -5,6 +5,7 @@ SIGTERM and SIGINT stop it (open streams end at once); SIGUSR1 stops all jobs an
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -56,12 +57,16 @@ def main() -> int:
     address, port = listener.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
     write_private(settings.data_folder / SERVER_FILE, json.dumps({"url": f"http://{shown}:{port}", "pid": os.getpid()}))
+    app = create_app(state)
+    gc.collect()
+    gc.freeze()  # what is loaded stays, so no later collection need look at it
     config = uvicorn.Config(
-        create_app(state),
+        app,
         loop="uvloop",
         http="httptools",
         log_config=None,
         access_log=False,
+        proxy_headers=settings.behind_proxy,
         timeout_graceful_shutdown=3,
         timeout_keep_alive=75,
         backlog=1024,

@@ -7,6 +7,7 @@ rule. Not for: what a job says (`service.domain.spec`).
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -94,10 +95,10 @@ def _rules(s: Settings) -> list[tuple[bool, str]]:
     positive = [
         spec.name
         for spec in dataclasses.fields(s)
-        if spec.name.endswith(("_seconds", "_bytes")) and not getattr(s, spec.name) > 0
+        if spec.name.endswith(("_seconds", "_bytes")) and not 0 < getattr(s, spec.name) < math.inf
     ]
     return [
-        (not positive, f"{', '.join(positive)}: must be greater than 0."),
+        (not positive, f"{', '.join(positive)}: must be greater than 0 and finite."),
         (
             s.heartbeat_seconds * 3 <= s.unreachable_seconds,
             f"heartbeat_seconds × 3 ≤ unreachable_seconds must hold, but {s.heartbeat_seconds:g} × 3 > "

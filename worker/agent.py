@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from gangline.protocol.launch import encode
+from gangline.protocol.names import DATA_FOLDER_MARKER
 from worker.agent_log import log
 from worker.api import ApiError, HeartbeatAnswer, NodeApi
 from worker.celery_child import CeleryChild
@@ -59,6 +60,7 @@ def run_agent(settings: AgentSettings) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code. Raises AgentError when the agent cannot run as asked."""
     data = settings.data.absolute()
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (data / DATA_FOLDER_MARKER).touch(0o600)
     with open(data / LOCK_FILE, "ab") as lock, Wake() as wake:
         _take_lock(lock.fileno(), data)
         inventory = encode(settings.inventory.read())

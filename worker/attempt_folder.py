@@ -112,8 +112,8 @@ def make_job_folder(attempt_folder: Path, plan: LaunchPlan) -> Path:
 
 
 def make_scratch_folder(plan: LaunchPlan) -> Path:
-    """A short, fresh folder for the ranks' temporary files."""
-    return Path(tempfile.mkdtemp(prefix=f"gl-{plan.attempt_id}-", dir=SCRATCH_ROOT))
+    """A short, fresh folder for the ranks' temporary files. Its name tells two pools on one machine apart."""
+    return Path(tempfile.mkdtemp(prefix=f"gl-{plan.pool_id}-{plan.attempt_id}-", dir=SCRATCH_ROOT))
 
 
 def agent_data(attempt_folder: Path) -> Path:

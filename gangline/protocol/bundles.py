@@ -31,6 +31,7 @@ from gangline.protocol.bundle_checks import (
 )
 from gangline.protocol.bundle_reader import open_archive
 from gangline.protocol.ignore import IGNORE_FILE, IgnoreRules, rules_of_text
+from gangline.protocol.names import DATA_FOLDER_MARKER
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -104,6 +105,10 @@ def pack_folder(folder: Path, *, limit_bytes: int = DEFAULT_LIMITS.max_archive_b
     if not folder.is_dir():
         raise CannotPack(f"{folder} is not a folder.", "Give the folder that holds the job's code.")
     root = folder.resolve()
+    if (root / DATA_FOLDER_MARKER).exists():
+        raise CannotPack(
+            f"{folder} is a data folder of Gangline, with its tokens.", "Keep code and job file elsewhere."
+        )
     entries = _list_entries(root)
     if sum(entry.size for entry in entries) > DEFAULT_LIMITS.max_unpacked_bytes:
         raise _too_large(entries, DEFAULT_LIMITS.max_unpacked_bytes, "")
@@ -157,6 +162,8 @@ def _walk(root: Path, prefix: str, rules: IgnoreRules, problems: list[str]) -> I
         is_folder = child.is_dir(follow_symlinks=False)
         if rules.is_ignored(name, is_folder=is_folder):
             continue
+        if is_folder and (root / name / DATA_FOLDER_MARKER).exists():
+            continue  # `gang up` keeps its data, tokens among them, in the folder where it is started
         if is_folder:
             yield _Entry(name=name, kind="folder")
             yield from _walk(root, f"{name}/", rules, problems)

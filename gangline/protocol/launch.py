@@ -7,6 +7,7 @@ release apart understand each other. Not for: what users submit (`service.schema
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from dataclasses import dataclass, field
@@ -187,7 +188,7 @@ def decode(cls: type[T], data: Any) -> T:
     """Build record `cls` from a JSON object. Unknown keys are ignored; a missing or mistyped one raises ValueError."""
     if not isinstance(data, dict):
         raise ValueError(f"{cls.__name__}: expected an object, got {type(data).__name__}")
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)  # type: ignore[arg-type]  # mypy does not see that every class is hashable
     values: dict[str, Any] = {}
     for spec in dataclasses.fields(cls):  # type: ignore[arg-type]  # every record here is a dataclass
         if spec.name in data:
@@ -196,6 +197,11 @@ def decode(cls: type[T], data: Any) -> T:
         return cls(**values)
     except TypeError as error:
         raise ValueError(f"{cls.__name__}: {error}") from error
+
+
+@functools.cache
+def _type_hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _decode_value(hint: Any, value: Any, where: str) -> Any:

@@ -30,6 +30,10 @@ ENV_URL: Final = "GANGLINE_URL"
 ENV_TOKEN: Final = "GANGLINE_TOKEN"
 ENV_CONFIG_FOLDER: Final = "GANGLINE_CONFIG_FOLDER"
 
+# --- Data folders --------------------------------------------------------------------------------------------------
+DATA_FOLDER_MARKER: Final = ".gangline-data"
+"""Lies in every data folder of a server or agent: such a folder holds tokens and is never packed into a bundle."""
+
 # --- Files of an attempt folder on a node: <agent data>/attempts/<attempt id>/ --------------------------------------
 STATE_FILE: Final = "state.json"
 """Written 0600 by the agent before it claims (token), completed by the supervisor (pid, start time, boot id)."""

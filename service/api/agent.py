@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Path, Query
 from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, Response
@@ -153,7 +153,12 @@ def post_started(state: State, part: CallingPart, body: JsonBody) -> Response:
 
 @router.put(f"{_PART}/streams/{{kind}}/{{rank}}")
 def put_stream(
-    state: State, part: CallingPart, kind: str, rank: int, offset: Annotated[int, Query(ge=0, le=MAX_ID)], body: Body
+    state: State,
+    part: CallingPart,
+    kind: str,
+    rank: Annotated[int, Path(ge=0, le=2**31 - 1)],
+    offset: Annotated[int, Query(ge=0, le=MAX_ID)],
+    body: Body,
 ) -> Response:
     """Bytes of a rank's log or events, at their offset."""
     size = append_stream(state.database, state.streams, part, kind, rank, offset, body)

@@ -21,6 +21,7 @@ from service.domain.text import UNSTORABLE
 from service.errors import InvalidRequest, NotFound, Unauthorized
 from service.events.bus import Bus
 from service.events.dispatcher import HintHealth
+from service.operations.commit_submissions import SubmissionCommitter
 from service.operations.report_attempt import Part
 from service.operations.submit_job import PoolShapes
 from service.settings import Settings
@@ -37,6 +38,7 @@ class AppState:
     bus: Bus
     principals: PrincipalCache
     shapes: PoolShapes
+    committer: SubmissionCommitter
     streams: StreamFiles
     bundles: BundleFiles
     hints: HintHealth

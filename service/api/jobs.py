@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import math
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -88,9 +89,9 @@ def post_job(
             }
         )
 
-    def describe(job_id: int, values: dict[str, Any]) -> str:
+    def describe(job_id: int, columns: Mapping[str, Any]) -> str:
         row = SimpleNamespace(
-            **values,
+            **columns,
             id=job_id,
             owner=principal.name,
             team=submission.team,
@@ -99,10 +100,12 @@ def post_job(
             outcome=None,
             cause=None,
         )
-        told = job_json(row, attempt=None, progress=None, now=values["submitted_at"], is_insider=True, is_whole=True)
+        told = job_json(row, attempt=None, progress=None, now=columns["submitted_at"], is_insider=True, is_whole=True)
         return json.dumps(told, ensure_ascii=False)
 
-    text, is_replay = submit_job(state.database, principal, submission, key=key, hashed=hashed, describe=describe)
+    text, is_replay = submit_job(
+        state.database, state.committer, principal, submission, key=key, hashed=hashed, describe=describe
+    )
     return _created(text, is_replay=is_replay)
 
 

@@ -6,6 +6,7 @@ process opens the file. Topics given to `Write.wake` are published after the com
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,7 +132,11 @@ def _engine(url: str, is_sqlite: bool, synchronous: str) -> Engine:
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
             is_write = connection.get_execution_options().get("gangline_write", False)
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")
+            try:
+                # Straight to the driver: through SQLAlchemy it would cost as much as the rest of a short transaction.
+                connection.connection.cursor().execute("BEGIN IMMEDIATE" if is_write else "BEGIN")
+            except sqlite3.OperationalError as error:
+                raise DatabaseUnavailable(str(error)) from error
 
     return engine
 

@@ -6,12 +6,13 @@ A move that the tables of `service.domain.states` do not list, or whose row is i
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Table, bindparam, insert, update
+from sqlalchemy import Table, Update, bindparam, insert, update
 
 from service.db.session import Write
 from service.db.tables import attempt_nodes, attempts, events, jobs, nodes, outbox
@@ -44,8 +45,7 @@ def move_job(
     columns: Mapping[str, Any] | None = None,
 ) -> None:
     """Move a job, raise its version, and tell why."""
-    values = {"version": jobs.c.version + 1, **(columns or {})}
-    _move(tx, jobs, job_id, to, sources_of(JOB_TRANSITIONS, to), values)
+    _move(tx, jobs, job_id, to, sources_of(JOB_TRANSITIONS, to), columns or {}, counter="version")
     add_event(tx, f"job_{to}", actor=actor, job_id=job_id, attempt_number=attempt_number, text=text, data=data)
     tx.wake(f"job:{job_id}")
 
@@ -59,11 +59,11 @@ def move_attempt(
     new_directive: bool = False,
 ) -> None:
     """Move an attempt. `new_directive` raises the directive version, which wakes its supervisors."""
-    values = dict(columns or {})
+    counter = None
     if new_directive:
-        values["directive_version"] = attempts.c.directive_version + 1
+        counter = "directive_version"
         tx.wake(f"directive:{attempt_id}")
-    _move(tx, attempts, attempt_id, to, sources_of(ATTEMPT_TRANSITIONS, to), values)
+    _move(tx, attempts, attempt_id, to, sources_of(ATTEMPT_TRANSITIONS, to), columns or {}, counter=counter)
     tx.wake(f"attempt:{attempt_id}")
 
 
@@ -114,20 +114,40 @@ def add_event(
 
 def add_hint(tx: Write, queue: str, attempt_id: int) -> None:
     """Leave a hint for the dispatcher; it is published after the commit."""
-    tx.connection.execute(insert(outbox).values(queue=queue, attempt_id=attempt_id, created_at=tx.now))
+    tx.connection.execute(_INSERT_HINT, {"queue": queue, "attempt_id": attempt_id, "created_at": tx.now})
     tx.wake("outbox")
 
 
 _INSERT_EVENT = insert(events)
+_INSERT_HINT = insert(outbox)
 
 
 def _move(
-    tx: Write, table: Table, row_id: int, to: StrEnum, sources: frozenset[Any], values: Mapping[str, Any]
+    tx: Write,
+    table: Table,
+    row_id: int,
+    to: StrEnum,
+    sources: frozenset[Any],
+    columns: Mapping[str, Any],
+    *,
+    counter: str | None = None,
 ) -> None:
-    statement = (
+    """Move a row and set `columns`, plain values; `counter` names a column that goes up by one."""
+    statement = _move_statement(table, str(to), sources, frozenset(columns), counter)
+    parameters = {"row_id": row_id, **{f"new_{name}": value for name, value in columns.items()}}
+    if tx.connection.execute(statement, parameters).rowcount != 1:
+        raise StaleTransition(f"{table.name} {row_id} cannot become {to}: it is in none of {sorted(sources)}")
+
+
+@functools.cache  # as many as there are kinds of moves: building one costs more than running it
+def _move_statement(
+    table: Table, to: str, sources: frozenset[Any], names: frozenset[str], counter: str | None
+) -> Update:
+    values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in sorted(names)}
+    if counter is not None:
+        values[counter] = table.c[counter] + 1
+    return (
         update(table)
         .where(table.c.id == bindparam("row_id"), table.c.state.in_(sorted(sources)))
-        .values(state=str(to), **values)
+        .values(state=to, **values)
     )
-    if tx.connection.execute(statement, {"row_id": row_id}).rowcount != 1:
-        raise StaleTransition(f"{table.name} {row_id} cannot become {to}: it is in none of {sorted(sources)}")

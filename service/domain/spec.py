@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 ANY_GPU: Final = "any"
 DEFAULT_STOP_GRACE_SECONDS: Final = 30.0
 _CANONICAL: Final = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False, default=vars
 )
 
 
@@ -87,7 +87,7 @@ class JobSpec:
 
     def to_json(self) -> str:
         """Canonical JSON: the same spec is the same text. To be stored as text, not in a type that reformats it."""
-        return _CANONICAL.encode(asdict(self))
+        return _CANONICAL.encode(self)
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:

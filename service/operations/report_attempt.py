@@ -9,7 +9,7 @@ import hmac
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, bindparam, func, select, update
 
 from gangline.protocol.launch import Directive, NodeReport, Rendezvous, StopOrder
 from gangline.protocol.outcomes import JobState, Outcome, StopIntent
@@ -35,13 +35,15 @@ class Part:
     token: str
 
 
+_PART = select(attempt_nodes).where(
+    attempt_nodes.c.attempt_id == bindparam("attempt_id"), attempt_nodes.c.node_rank == bindparam("node_rank")
+)
+_ATTEMPT = select(attempts).where(attempts.c.id == bindparam("attempt_id"))
+
+
 def open_part(connection: Connection, part: Part, *, allow_ended: bool = False) -> Row[Any]:
     """The attempt-node row. Raises NotFound, Unauthorized (wrong token), AttemptFenced (over for this node)."""
-    row = connection.execute(
-        select(attempt_nodes).where(
-            attempt_nodes.c.attempt_id == part.attempt_id, attempt_nodes.c.node_rank == part.node_rank
-        )
-    ).one_or_none()
+    row = connection.execute(_PART, {"attempt_id": part.attempt_id, "node_rank": part.node_rank}).one_or_none()
     if row is None:
         raise NotFound(f"attempt {part.attempt_id} has no node rank {part.node_rank}")
     if row.token_hash is None or not hmac.compare_digest(row.token_hash, hash_token(part.token)):
@@ -54,7 +56,7 @@ def open_part(connection: Connection, part: Part, *, allow_ended: bool = False) 
 def read_directive(connection: Connection, part: Part) -> Directive:
     """What the API wants of this supervisor now."""
     open_part(connection, part)
-    row = connection.execute(select(attempts).where(attempts.c.id == part.attempt_id)).one()
+    row = connection.execute(_ATTEMPT, {"attempt_id": part.attempt_id}).one()
     stop = None
     if row.state == AttemptState.STOPPING and row.stop_intent:
         stop = StopOrder(intent=row.stop_intent, grace_seconds=row.stop_grace_seconds)

@@ -1,4 +1,4 @@
-"""Submit a job: check what only the service knows, resolve the gang, insert job, event and idempotency key, commit.
+"""Submit a job: check what only the service knows, resolve the gang, have it stored, answer.
 
 Nothing is published here: the scheduler wakes after the commit.
 """
@@ -9,21 +9,23 @@ import hashlib
 import json
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, insert, select
+from sqlalchemy import bindparam, select
 from sqlalchemy.exc import IntegrityError
 
 from gangline.protocol.outcomes import JobState
 from service import clock
 from service.auth.principals import Principal
 from service.db.session import Database
-from service.db.tables import bundles, events, gpus, idempotency_keys, jobs, nodes
+from service.db.tables import bundles, gpus, idempotency_keys, nodes
 from service.domain.reasons import Reason, ReasonCode
 from service.domain.spec import DoesNotFit, JobSpec, NodeShape, ResolvedGang, resolve_gang
 from service.errors import DoesNotFitPool, FieldProblem, Forbidden, IdempotencyConflict, InvalidJobSpec
 from service.operations.claim_attempt import disconnect_stop_seconds
+from service.operations.commit_submissions import NewJob, SubmissionCommitter
 from service.settings import Settings
 
 SUBMITTED = Reason(
@@ -172,9 +174,6 @@ def request_hash(body: bytes, query: str) -> str:
 _REPLAY = select(idempotency_keys.c.request_hash, idempotency_keys.c.response).where(
     idempotency_keys.c.user_id == bindparam("user_id"), idempotency_keys.c.key == bindparam("key")
 )
-_INSERT_JOB = insert(jobs).returning(jobs.c.id)
-_INSERT_EVENT = insert(events)
-_INSERT_KEY = insert(idempotency_keys)
 
 
 def replay(database: Database, principal: Principal, key: str, hashed: str) -> str | None:
@@ -192,19 +191,20 @@ def _same_request(row: Any, key: str, hashed: str) -> str:
 
 def submit_job(
     database: Database,
+    committer: SubmissionCommitter,
     principal: Principal,
     submission: Submission,
     *,
     key: str | None,
     hashed: str,
-    describe: Any,
+    describe: Callable[[int, Mapping[str, Any]], str],
 ) -> tuple[str, bool]:
     """Store the job; returns the answer's JSON text and whether it replays an earlier one.
 
-    `describe(job_id, values)` makes the answer, which is stored with the key in the same transaction.
+    `describe(job_id, columns)` makes the answer, which is stored with the key in the same transaction.
     """
     spec, gang = submission.spec, submission.gang
-    values = {
+    columns = {
         "name": spec.name,
         "owner_id": principal.user_id,
         "team_id": submission.team_id,
@@ -229,39 +229,19 @@ def submit_job(
         "start_reason": "submitted",
         "gpu_seconds": 0.0,
     }
+    new_job = NewJob(
+        owner_id=principal.user_id,
+        owner=principal.name,
+        columns=columns,
+        key=key,
+        request_hash=hashed,
+        describe=describe,
+    )
     try:
-        with database.write() as tx:
-            values["submitted_at"] = tx.now
-            job_id = tx.connection.execute(_INSERT_JOB, values).scalar_one()
-            tx.connection.execute(
-                _INSERT_EVENT,
-                {
-                    "at": tx.now,
-                    "kind": "job_waiting",
-                    "actor": principal.name,
-                    "job_id": job_id,
-                    "text": f"Submitted by {principal.name}.",
-                    "data": "{}",
-                },
-            )
-            response = describe(job_id, values)
-            if key is not None:
-                tx.connection.execute(
-                    _INSERT_KEY,
-                    {
-                        "user_id": principal.user_id,
-                        "key": key,
-                        "request_hash": hashed,
-                        "status": 201,
-                        "response": response,
-                        "created_at": tx.now,
-                    },
-                )
-            tx.wake("schedule")
+        return committer.commit(new_job), False
     except IntegrityError:
         # Another request with the same key was faster; its job is the one.
         first = replay(database, principal, key, hashed) if key is not None else None
         if first is None:
             raise
         return first, True
-    return response, False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -20,6 +21,7 @@ from service.db.leadership import LostLeadership, assert_leader
 from service.db.session import Database, Write
 from service.db.tables import allocations, attempt_nodes, attempts, jobs, nodes
 from service.db.transitions import StaleTransition, add_hint, move_job
+from service.domain.reasons import Reason, ReasonCode
 from service.domain.states import AttemptNodeState, AttemptState, NodeState
 from service.errors import DatabaseUnavailable
 from service.events.bus import Bus
@@ -39,18 +41,27 @@ def run_cycle(database: Database, settings: Settings, epoch: int) -> int:
         return 0
     decided = plan(world, now)
     num_placed = sum(_apply_place(database, place, epoch) for place in decided.places)
-    _apply_waits(database, [wait for wait in decided.waits if _differs(wait, reasons[wait.job_id])], epoch)
+    _apply_reasons(database, _new_reasons(decided.waits, reasons), epoch)
     return num_placed
 
 
-def _differs(wait: Wait, stored: str | None) -> bool:
-    if stored is None:
-        return True
-    previous = json.loads(stored)
-    # The seconds of a back-off change with every pass; rewriting them would wake every watcher for nothing.
-    return previous["code"] != wait.reason.code or (
-        wait.reason.code != "back_off" and previous != wait.reason.to_json()
-    )
+def _new_reasons(waits: Sequence[Wait], stored: Mapping[int, str | None]) -> dict[int, str]:
+    """The reason, as JSON text, of each job whose stored one says something else."""
+    texts: dict[Reason, str] = {}  # thousands of jobs share a few reasons
+    changed: dict[int, str] = {}
+    for wait in waits:
+        text = texts.get(wait.reason)
+        if text is None:
+            text = texts[wait.reason] = json.dumps(wait.reason.to_json(), ensure_ascii=False)
+        before = stored[wait.job_id]
+        if text != before and not (before is not None and _is_same_back_off(wait.reason, before)):
+            changed[wait.job_id] = text
+    return changed
+
+
+def _is_same_back_off(reason: Reason, stored: str) -> bool:
+    """The seconds of a back-off change with every pass; rewriting them would wake every watcher for nothing."""
+    return reason.code is ReasonCode.BACK_OFF and json.loads(stored)["code"] == ReasonCode.BACK_OFF
 
 
 def _apply_place(database: Database, place: Place, epoch: int) -> bool:
@@ -68,55 +79,62 @@ _JOB_FOR_PLACEMENT = select(
     jobs.c.num_attempts, jobs.c.start_reason, jobs.c.cpus_per_node, jobs.c.memory_bytes_per_node, jobs.c.started_at
 ).where(jobs.c.id == bindparam("job_id"), jobs.c.state == JobState.WAITING, ~jobs.c.is_cancel_wished)
 
+_NODES_FOR_PLACEMENT = (
+    select(nodes.c.id, nodes.c.name)
+    .where(
+        nodes.c.id.in_(bindparam("node_ids", expanding=True)),
+        nodes.c.state == NodeState.READY,
+        nodes.c.cordon_reason.is_(None),
+    )
+    .with_for_update(read=True)
+)
+_INSERT_ATTEMPT = insert(attempts).returning(attempts.c.id)
+_INSERT_PART = insert(attempt_nodes).returning(attempt_nodes.c.id)
+_INSERT_ALLOCATIONS = insert(allocations)
+
 
 def _place(tx: Write, place: Place, epoch: int) -> None:
     job = tx.connection.execute(_JOB_FOR_PLACEMENT, {"job_id": place.job_id}).one_or_none()
     if job is None:
         raise StaleTransition(f"job {place.job_id} waits no more")
     node_ids = [share.node_id for share in place.shares]
-    rows = tx.connection.execute(
-        select(nodes.c.id, nodes.c.name)
-        .where(nodes.c.id.in_(node_ids), nodes.c.state == NodeState.READY, nodes.c.cordon_reason.is_(None))
-        .with_for_update(read=True)
-    )
+    rows = tx.connection.execute(_NODES_FOR_PLACEMENT, {"node_ids": node_ids})
     names = {row.id: row.name for row in rows}
     if len(names) != len(node_ids):
         raise StaleTransition(f"job {place.job_id}: a node is not ready any more")
     number = job.num_attempts + 1
     attempt_id = tx.connection.execute(
-        insert(attempts)
-        .values(
-            job_id=place.job_id,
-            number=number,
-            state=AttemptState.ALLOCATED,
-            start_reason=job.start_reason,
-            leader_epoch=epoch,
-            stop_detail="",
-            stop_grace_seconds=0.0,
-            directive_version=1,
-            created_at=tx.now,
-        )
-        .returning(attempts.c.id)
+        _INSERT_ATTEMPT,
+        {
+            "job_id": place.job_id,
+            "number": number,
+            "state": AttemptState.ALLOCATED,
+            "start_reason": job.start_reason,
+            "leader_epoch": epoch,
+            "stop_detail": "",
+            "stop_grace_seconds": 0.0,
+            "directive_version": 1,
+            "created_at": tx.now,
+        },
     ).scalar_one()
     for node_rank, share in enumerate(place.shares):
         attempt_node_id = tx.connection.execute(
-            insert(attempt_nodes)
-            .values(
-                attempt_id=attempt_id,
-                node_id=share.node_id,
-                node_rank=node_rank,
-                state=AttemptNodeState.ALLOCATED,
-                is_lost=False,
-                clock_offset_seconds=0.0,
-                cpus=job.cpus_per_node,
-                memory_bytes=job.memory_bytes_per_node,
-                created_at=tx.now,
-            )
-            .returning(attempt_nodes.c.id)
+            _INSERT_PART,
+            {
+                "attempt_id": attempt_id,
+                "node_id": share.node_id,
+                "node_rank": node_rank,
+                "state": AttemptNodeState.ALLOCATED,
+                "is_lost": False,
+                "clock_offset_seconds": 0.0,
+                "cpus": job.cpus_per_node,
+                "memory_bytes": job.memory_bytes_per_node,
+                "created_at": tx.now,
+            },
         ).scalar_one()
         if share.gpu_indices:
             tx.connection.execute(
-                insert(allocations),
+                _INSERT_ALLOCATIONS,
                 [
                     {
                         "attempt_node_id": attempt_node_id,
@@ -149,19 +167,14 @@ _SET_REASON = (
 )
 
 
-def _apply_waits(database: Database, waits: list[Wait], epoch: int) -> None:
-    if not waits:
+def _apply_reasons(database: Database, reasons: Mapping[int, str], epoch: int) -> None:
+    if not reasons:
         return
     with database.write() as tx:
         assert_leader(tx, epoch)
-        tx.connection.execute(
-            _SET_REASON,
-            [
-                {"job_id": wait.job_id, "new_reason": json.dumps(wait.reason.to_json(), ensure_ascii=False)}
-                for wait in waits
-            ],
-        )
-        tx.wake(*(f"job:{wait.job_id}" for wait in waits))
+        rows = [{"job_id": job_id, "new_reason": text} for job_id, text in reasons.items()]
+        tx.connection.execute(_SET_REASON, rows)
+        tx.wake(*(f"job:{job_id}" for job_id in reasons))
 
 
 class Scheduler(BackgroundThread):

@@ -187,6 +187,12 @@ def _script_rule(document: Document) -> Iterator[Finding]:
         yield Finding(where, "leads out of the code folder with '..'.", "Put the script into the packed folder.")
 
 
+def _gpu_rule(document: Document) -> Iterator[Finding]:
+    gpu = _part(document, "resources").get("gpu")
+    if isinstance(gpu, str) and gpu and (problem := problem_with_name(gpu)):
+        yield Finding(("resources", "gpu"), f"{problem}.", "Write a type as gang node ls shows it, such as H100.")
+
+
 def _resources_rule(document: Document) -> Iterator[Finding]:
     resources = _part(document, "resources")
     total, nodes, each = (_whole(resources, key) for key in ("gpus", "nodes", "gpus_per_node"))
@@ -218,6 +224,7 @@ _RULES: Final[tuple[Callable[[Document], Iterator[Finding]], ...]] = (
     _words_rule,
     _code_rule,
     _script_rule,
+    _gpu_rule,
     _resources_rule,
     _processes_rule,
     _env_rule,

@@ -64,6 +64,9 @@ class LocalPool:
             self.broker.start()
         self.server.start()
         self.url = self._wait_for_server()
+        # Started again it must be where its agents and users look for it, also when the port was chosen freely.
+        port = self.url.rsplit(":", 1)[1]
+        self.server.environment = {**self.server.environment, f"{ENV_PREFIX}PORT": port}
         for agent in self.agents:
             agent.argv = [*agent.argv, "--server", self.url]
             agent.start()

@@ -67,12 +67,12 @@ QUICK: Final = Sizes(
 )
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure, print, return 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.path", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="a fifth of everything, for a first look")
     parser.add_argument("--only", choices=("idle-pool", "full-pool"), help="one half; prints its rows and no JSON")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     sizes = QUICK if arguments.quick else Sizes()
     began_at = time.monotonic()
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f} before")

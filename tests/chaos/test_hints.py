@@ -5,14 +5,16 @@ What ran is read from a file to which the jobs themselves append (O_APPEND): one
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import httpx
 
+from gangline.protocol.names import LAUNCH_TASK, node_queue
+from service.events.dispatcher import make_producer_app
 from tests.support.evidence import WRITER, Evidence, assert_log_is_evidence, gang
 from tests.support.redis import RedisServer
 from tests.support.stack import Stack
@@ -37,6 +39,11 @@ def assert_each_ran_once(stack: Stack, evidence: Evidence, jobs: list[int]) -> N
     assert [attempt for attempt, times in ran.items() if times > 1] == [], "an attempt ran twice"
     assert sum(ran.values()) == len(jobs), "a job was lost, or ran in more than one attempt"
     assert [job["attempts"] for job in ended] == [1] * len(jobs)
+
+
+def has_run(evidence: Evidence, num_jobs: int) -> bool:
+    """Whether so many lines were left."""
+    return len(evidence.lines("ran")) >= num_jobs
 
 
 def celery_pid(stack: Stack, node: str) -> int:
@@ -108,7 +115,7 @@ def test_o26_a_flushed_redis_loses_nothing_and_keeps_the_order(tmp_path: Path) -
         jobs = submit_marks(stack, evidence, 10, ORDER)
         for count in range(1, 11):
             assert stack.redis.command("FLUSHALL") == "+OK"
-            wait_until(lambda count=count: len(evidence.lines("ran")) >= count, 30, f"job {count} does not run")  # type: ignore[misc]
+            wait_until(partial(has_run, evidence, count), 30, f"job {count} does not run")
 
         assert [stack.wait_end(job_id)["state"] for job_id in jobs] == ["succeeded"] * 10
         assert [int(line) for line in evidence.lines("ran")] == jobs
@@ -158,13 +165,6 @@ def test_o13_a_forged_hint_starts_nothing(tmp_path: Path) -> None:
 def ring(stack: Stack, node: str, *attempt_ids: int) -> None:
     """Send hints as the service does, from outside of it."""
     assert stack.redis is not None
-    script = (
-        "import json, sys\n"
-        "from service.events.dispatcher import make_producer_app\n"
-        "from gangline.protocol.names import LAUNCH_TASK, node_queue\n"
-        "url, node, ids = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])\n"
-        "app = make_producer_app(url)\n"
-        "for number in ids:\n"
-        "    app.send_task(LAUNCH_TASK, args=[number], queue=node_queue(node), ignore_result=True)\n"
-    )
-    stack.run_python(script, stack.redis.url, node, json.dumps(attempt_ids))
+    app = make_producer_app(stack.redis.url)
+    for attempt_id in attempt_ids:
+        app.send_task(LAUNCH_TASK, args=[attempt_id], queue=node_queue(node), ignore_result=True)

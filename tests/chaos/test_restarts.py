@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 from tests.support.evidence import WRITER, Evidence, assert_log_is_evidence, gang
@@ -33,17 +34,16 @@ class Ordeal:
 
     def assert_goes_on(self) -> None:
         """The same attempt runs on, its new lines get stored, and the pool still starts other jobs."""
-        sizes = [len(self.stack.log_bytes(self.job_id, rank)) for rank in RANKS]
         for rank in RANKS:
-            wait_until(
-                lambda rank=rank: len(self.stack.log_bytes(self.job_id, rank)) > sizes[rank],  # type: ignore[misc]
-                20,
-                lambda rank=rank: f"rank {rank} gets no more log: {self.stack.describe(self.job_id)}",  # type: ignore[misc]
-            )
+            size = len(self.stack.log_bytes(self.job_id, rank))
+            wait_until(partial(self._has_more, rank, size), 20, f"rank {rank} gets no more log than its {size} bytes")
         job = self.stack.job(self.job_id)
         assert (job["state"], job["attempt"]["id"]) == ("running", self.attempt_id), self.stack.describe(self.job_id)
         probe = self.stack.submit(run={"command": "true"})
         assert self.stack.wait_end(probe)["state"] == "succeeded"
+
+    def _has_more(self, rank: int, size: int) -> bool:
+        return len(self.stack.log_bytes(self.job_id, rank)) > size
 
     def assert_keeps_writing(self) -> bool:
         """Whether the ranks have written something since the last call."""
@@ -51,7 +51,9 @@ class Ordeal:
         return wait_until(lambda: self.evidence.num_bytes() > before, 5, "the ranks have stopped writing")
 
 
-def test_o03_o04_o30_a_running_gang_survives_the_death_of_every_other_part(stack_database: str, tmp_path: Path) -> None:
+def test_o30_a_running_gang_and_its_follower_survive_the_death_of_every_other_part(
+    stack_database: str, tmp_path: Path
+) -> None:
     with Stack(database_url=stack_database, slots=3) as stack:
         ordeal = Ordeal(stack, Evidence(tmp_path / "evidence"))
         with Follower(stack.url, stack.token, ordeal.job_id) as follower:

@@ -88,8 +88,8 @@ def errors_page() -> str:
     ] + list(OTHER_CODES)
     rows = [(f'<a id="{code}"></a>`{code}`', status, meaning, fix) for code, status, meaning, fix in sorted(listed)]
     lead = (
-        "Every error of the API is a problem document (RFC 9457, `application/problem+json`) with `code`, `detail`, `fix` "
-        "and `request_id`; where single fields are at fault, `errors` lists all of them."
+        "Every error of the API is a problem document (RFC 9457, `application/problem+json`) with `code`, `detail`, "
+        "`fix` and `request_id`; where single fields are at fault, `errors` lists all of them."
     )
     return _page("Error codes", lead, ("Code", "Status", "Meaning", "What to do, unless `fix` says more"), rows)
 

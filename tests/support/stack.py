@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy import text as sql_text
 
 from tests.support.child import die_with_parent, end
 from tests.support.cuttable_proxy import CuttableProxy
@@ -28,6 +30,7 @@ from tests.support.namespaces import Network
 from tests.support.processes import all_processes, environment_of, is_alive
 from tests.support.redis import RedisServer
 from tests.support.wait import wait_until
+from worker.cgroup import group_name
 
 FAST: Mapping[str, str] = {
     "HEARTBEAT_SECONDS": "0.4",
@@ -83,6 +86,9 @@ class Stack:
         self.has_proxies = has_proxies
         self.proxies: dict[str, CuttableProxy] = {}
         self.network = network
+        self.pool_id = ""
+        self.is_mended = True
+        """False from the moment on which a test may break parts until `mend` has succeeded."""
         self.settings = {**FAST, **(settings or {})}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.url = ""
@@ -101,6 +107,7 @@ class Stack:
             for name in self.node_names:
                 self.start_agent(name)
             self.wait_for_nodes()
+            self.pool_id = str(self.sql("select pool_id from pool")[0][0])
         except BaseException:
             self._end_everything()
             raise
@@ -188,6 +195,8 @@ class Stack:
         self.heal(*self.proxies)
         for pid in self.own_pids():
             kill(pid, signal.SIGCONT)
+        for name in [name for name, process in self.processes.items() if process.poll() is not None]:
+            del self.processes[name]
         if self.redis is not None and not self.redis.is_running:
             self.redis.start()
         if "server" not in self.processes:
@@ -202,6 +211,7 @@ class Stack:
                 self.cancel(job["id"])
         self.wait_for_nodes()
         self.assert_nothing_left()
+        self.is_mended = True
 
     def _environment(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("GANGLINE_", "TORCHELASTIC_"))}
@@ -363,13 +373,19 @@ class Stack:
         except httpx.TransportError:
             return None
 
-    def run_python(self, script: str, *arguments: str) -> str:
-        """Run a script in a process of its own; returns what it prints."""
-        done = subprocess.run(
-            [PYTHON, "-c", script, *arguments], env=self._environment(), capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    # --- the database ----------------------------------------------------------------------------------------------
+
+    def sql(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        """Run one statement behind the service's back and commit; the rows, if it gives any.
+
+        Foreign keys are not enforced: it is there to look, and to damage rows as nobody should.
+        """
+        engine = create_engine(self.database_url or f"sqlite:///{self.data / 'gangline.db'}", poolclass=NullPool)
+        with engine.begin() as connection:
+            if self.is_postgres:
+                connection.execute(sql_text("SET LOCAL session_replication_role = replica"))
+            result = connection.execute(sql_text(statement), values)
+            return [tuple(row) for row in result] if result.returns_rows else []
 
     # --- evidence --------------------------------------------------------------------------------------------------
 
@@ -414,9 +430,8 @@ class Stack:
         """Pids of live processes that carry the marker of an attempt of this pool: of any attempt and node, or one."""
         found = []
         for process in all_processes():
-            environment = environment_of(process.pid)
-            parts = environment.get("GANGLINE_ATTEMPT", "").split("/")
-            if len(parts) != 3 or str(self.scratch) not in environment.get("TMPDIR", ""):
+            parts = environment_of(process.pid).get("GANGLINE_ATTEMPT", "").split("/")
+            if len(parts) != 3 or parts[0] != self.pool_id:
                 continue
             if attempt_id in (None, int(parts[2])) and node in (None, parts[1]):
                 found.append(process.pid)
@@ -430,29 +445,28 @@ class Stack:
         """What is left of attempts, in words."""
         found = [f"process {pid}" for pid in self.marked() if is_alive(pid)]
         found += [f"attempt folder {path}" for path in self.folder.glob("nodes/*/attempts/[0-9]*")]
-        found += [f"scratch {path}" for path in self.scratch.glob("gl-[0-9]*")]
-        for cgroup_root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-            found += [f"cgroup {path}" for path in Path(cgroup_root).glob(f"*gangline*/*{self._pool_id()}*")]
+        found += [f"scratch {path}" for path in Path("/tmp").glob(f"gl-{self.pool_id}-*")]
+        found += [f"cgroup {path}" for path in self._cgroups()]
         if "server" in self.processes:
             for node in self.get("/nodes")["items"]:
                 found += [f"{node['name']} GPU {gpu['index']} held" for gpu in node["gpus"] if gpu["held"]]
         return found
 
-    def _pool_id(self) -> str:
-        for name in self.node_names:
-            path = self.node_folder(name) / "credential.json"
-            if path.exists():
-                return str(json.loads(path.read_text())["pool_id"])
-        return "no-pool"
+    def _cgroups(self) -> list[Path]:
+        """Groups of attempts of this pool, wherever they lie."""
+        ids = range(1, int(self.sql("select coalesce(max(id), 0) from attempts")[0][0]) + 1)
+        names = {group_name(f"{self.pool_id}/{node}/{number}") for node in self.node_names for number in ids}
+        return [path for path in Path("/sys/fs/cgroup").glob("**/gangline-*") if path.name in names]
 
     def own_pids(self) -> list[int]:
-        """Processes that only this stack can have started: they carry its scratch folder in their environment."""
-        return [
+        """Processes that only this stack can have started: its scratch folder or its pool is in their environment."""
+        parts = [
             process.pid
             for process in all_processes()
             if process.pid != os.getpid()
             and environment_of(process.pid).get("TMPDIR", "").startswith(str(self.scratch))
         ]
+        return [*parts, *self.marked()]
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:

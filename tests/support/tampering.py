@@ -1,4 +1,4 @@
-"""A carrier of hints that cannot be trusted: it takes them from the service's Redis and delivers some thrice, some never.
+"""A carrier of hints that cannot be trusted: it takes them from the service and delivers them thrice, or never.
 
 Between the two it is the only way, so nothing reaches an agent but what it delivers. Not for: content; messages are
 carried as they are.

@@ -30,7 +30,7 @@ SPEC = {"name": "gpt", "run": {"command": ["true"]}, "resources": {"gpus": 1}}
 # --- Submitting ----------------------------------------------------------------------------------------------------
 
 
-def test_a_submit_whose_answer_is_lost_is_asked_again_with_its_key_and_makes_one_job(
+def test_o14_a_submit_whose_answer_is_lost_is_asked_again_with_its_key_and_makes_one_job(
     server: FakeServer, client: Client
 ) -> None:
     server.cut_after_acting["POST /jobs"] = 3

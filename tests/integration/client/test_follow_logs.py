@@ -49,7 +49,7 @@ def test_an_undisturbed_stream_gives_every_byte_and_then_the_end(two_ranks: Fake
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_cuts_at_arbitrary_bytes_lose_and_repeat_nothing(two_ranks: FakeServer, client: Client, seed: int) -> None:
+def test_o30_cuts_at_arbitrary_bytes_lose_and_repeat_nothing(two_ranks: FakeServer, client: Client, seed: int) -> None:
     dice = random.Random(seed)
     two_ranks.stream_cuts = iter([dice.randrange(0, 1500) for _ in range(15)])
     two_ranks.stream_step = dice.choice([3, 17, 64, 500])

@@ -36,7 +36,7 @@ ESC, C1_CSI, C1_OSC, C1_ST, BEL = "\x1b", "\x9b", "\x9d", "\x9c", "\x07"
         ("half \ud800 character", "half  character"),
     ],
 )
-def test_what_acts_is_taken_out_and_what_is_read_stays(text: str, shown: str) -> None:
+def test_o55_what_acts_is_taken_out_and_what_is_read_stays(text: str, shown: str) -> None:
     assert clean(text) == shown
 
 
@@ -63,7 +63,7 @@ def test_a_cell_is_one_line() -> None:
 
 
 @given(st.text(alphabet=f"{ESC}{C1_CSI}{C1_OSC}{C1_ST}{BEL}\r\n\t\x00\x08\u202e\ud800[]P\\;:?0189mHJ ab", max_size=60))
-def test_whatever_is_mixed_nothing_that_acts_is_left(text: str) -> None:
+def test_o55_whatever_is_mixed_nothing_that_acts_is_left(text: str) -> None:
     cleaned = clean(text)
     assert not [character for character in cleaned if ord(character) < 32 and character not in "\t\n"]
     assert not [character for character in cleaned if 0x7F <= ord(character) <= 0x9F]

@@ -23,6 +23,7 @@ from gangline.protocol.bundles import (
     pack_folder,
     unpack_bundle,
 )
+from gangline.protocol.names import DATA_FOLDER_MARKER
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +57,18 @@ def test_the_digest_is_that_of_the_bytes(folder: Path) -> None:
 
     assert bundle.digest == file_digest(bundle.path)
     assert bundle.num_bytes == bundle.path.stat().st_size
+
+
+def test_the_data_folder_of_a_pool_is_never_packed(folder: Path) -> None:
+    before = pack_folder(folder).digest
+    data = folder / "any name"
+    data.mkdir()
+    (data / DATA_FOLDER_MARKER).touch()
+    (data / "admin.token").write_text("glu_secret")
+
+    assert pack_folder(folder).digest == before
+    with pytest.raises(CannotPack, match="data folder"):
+        pack_folder(data)
 
 
 def test_times_owners_and_other_mode_bits_do_not_change_the_digest(folder: Path) -> None:

@@ -11,8 +11,8 @@ from gangline.protocol.outcomes import Outcome, StopIntent
 from service.domain.decide_outcome import NodeEnding, decide_outcome
 from tests.unit.service.endings import failure, lost, node, rank, silent
 
-STOPPED = {"signal": "SIGTERM", "stopped": True}
-PEER = {"error": ("DistBackendError", "Connection closed by peer"), "peer_loss": True}
+STOPPED: dict[str, Any] = {"signal": "SIGTERM", "stopped": True}
+PEER: dict[str, Any] = {"error": ("DistBackendError", "Connection closed by peer"), "peer_loss": True}
 NO_MODULE = ("ModuleNotFoundError", "No module named 'torchvision'")
 FULL = ("OSError", "[Errno 28] No space left on device")
 OLD_TUTORIAL = ("ValueError", "device_ids can only be None or contain a single element.")
@@ -68,7 +68,8 @@ TABLE: dict[str, Case] = {
         "user_error", node(1, rank(0, 1, at=90.0, **PEER)), node(2, rank(2, 9, at=95.0)), rank=2, exit_code=9
     ),
     "only losses of peers": case(
-        "communication_error", node(1, rank(0, 1, **PEER)), node(2, rank(2, 1, at=101, **PEER)), rank=0, says="lost its peers"
+        "communication_error", node(1, rank(0, 1, **PEER)), node(2, rank(2, 1, at=101, **PEER)),
+        rank=0, says="lost its peers",
     ),
     "a lost node explains the losses of its peers": case(
         "node_lost", node(1, rank(0, 1, **PEER)), lost(2), node_name="node-2", rank=None
@@ -97,7 +98,9 @@ TABLE: dict[str, Case] = {
         "user_error", node(1, rank(0, 1, error=("RuntimeError", "CUDA out of memory, said the tutorial")))
     ),
     "the disk is full": case("storage_full", node(1, rank(0, 1, error=FULL)), says="No space left"),
-    "the device_ids of the old tutorial": case("user_error", node(1, rank(0, 1, error=OLD_TUTORIAL)), fixes="LOCAL_RANK"),
+    "the device_ids of the old tutorial": case(
+        "user_error", node(1, rank(0, 1, error=OLD_TUTORIAL)), fixes="LOCAL_RANK"
+    ),
     "unused parameters under DDP": case(
         "user_error", node(1, rank(0, 1, error=UNUSED)), fixes="find_unused_parameters=True"
     ),
@@ -132,7 +135,9 @@ TABLE: dict[str, Case] = {
     ),
     "preempted": case("preempted", node(1, rank(0, **STOPPED)), intent=StopIntent.PREEMPT),
     "drained": case("preempted", node(1, rank(0, **STOPPED)), intent=StopIntent.DRAIN),
-    "the start deadline": case("launch_failed", node(1, rank(0, **STOPPED)), silent(2), intent=StopIntent.START_DEADLINE),
+    "the start deadline": case(
+        "launch_failed", node(1, rank(0, **STOPPED)), silent(2), intent=StopIntent.START_DEADLINE
+    ),
     "the start deadline of a job whose code had failed": case(
         "user_error", node(1, rank(0, 4)), silent(2), intent=StopIntent.START_DEADLINE, exit_code=4
     ),

@@ -1,0 +1,172 @@
+"""Laws of the scheduler over thousands of small random worlds: nothing twice, all or nothing, a word for everybody."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.scheduler.plan import Plan, plan
+from service.scheduler.world import NodeView, WaitingJob, World, queue_order
+from tests.unit.service.worlds import GIB, gpu, job
+
+NOW = 1_000.0
+EXAMPLES = settings(max_examples=150, deadline=None)
+
+
+@st.composite
+def node_views(draw: st.DrawFn, number: int) -> NodeView:
+    """A node with up to 8 GPUs in groups, some of them held, some of its CPUs and memory too."""
+    devices = draw(
+        st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.sampled_from(["A100", "H100"])), max_size=8)
+    )
+    gpus = [gpu(index, group=group, model=model, free=is_free) for index, (group, is_free, model) in enumerate(devices)]
+    cpus, memory = float(draw(st.integers(1, 16))), draw(st.integers(1, 64)) * GIB
+    return NodeView(
+        id=number,
+        name=f"node-{number}",
+        blocked_by=draw(st.sampled_from([None, None, None, "unreachable"])),
+        gpus=tuple(gpus),
+        cpus=cpus,
+        memory_bytes=memory,
+        free_cpus=float(draw(st.integers(0, int(cpus)))),
+        free_memory_bytes=draw(st.integers(0, memory // GIB)) * GIB,
+    )
+
+
+@st.composite
+def waiting_jobs(draw: st.DrawFn, number: int) -> WaitingJob:
+    """A job of any shape; some back off, some share their moment of submission."""
+    return job(
+        number,
+        draw(st.integers(1, 4)),
+        draw(st.integers(0, 4)),
+        priority=draw(st.integers(-1, 1)),
+        submitted_at=float(draw(st.integers(0, 3))),
+        gpu_type=draw(st.sampled_from([None, None, "A100", "H100"])),
+        cpus=float(draw(st.integers(1, 6))),
+        memory=draw(st.integers(0, 32)) * GIB,
+        not_before=draw(st.sampled_from([None, None, None, NOW - 1, NOW + 1])),
+    )
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """A pool of up to six nodes and a queue of up to eight jobs."""
+    nodes = tuple(draw(node_views(number)) for number in range(1, draw(st.integers(0, 6)) + 1))
+    return World(
+        nodes=nodes, waiting=tuple(draw(waiting_jobs(number)) for number in range(1, draw(st.integers(0, 8)) + 1))
+    )
+
+
+def placed_ids(decided: Plan) -> set[int]:
+    return {place.job_id for place in decided.places}
+
+
+@EXAMPLES
+@given(worlds())
+def test_every_waiting_job_is_in_exactly_one_decision(world: World) -> None:
+    decided = plan(world, NOW)
+    listed = [place.job_id for place in decided.places] + [wait.job_id for wait in decided.waits]
+    assert Counter(listed) == Counter(one.id for one in world.waiting)
+
+
+@EXAMPLES
+@given(worlds())
+def test_no_gpu_is_placed_twice_nor_one_that_is_not_free(world: World) -> None:
+    placed = Counter(
+        (share.node_id, index)
+        for place in plan(world, NOW).places
+        for share in place.shares
+        for index in share.gpu_indices
+    )
+    free = {(node.id, one.index) for node in world.nodes for one in node.gpus if one.is_free}
+    assert all(count == 1 for count in placed.values())
+    assert placed.keys() <= free
+
+
+@EXAMPLES
+@given(worlds())
+def test_a_gang_gets_all_that_it_asked_for_on_different_nodes(world: World) -> None:
+    jobs, nodes = {one.id: one for one in world.waiting}, {node.id: node for node in world.nodes}
+    for place in plan(world, NOW).places:
+        asked = jobs[place.job_id]
+        assert len({share.node_id for share in place.shares}) == len(place.shares) == asked.num_nodes
+        for share in place.shares:
+            assert len(set(share.gpu_indices)) == asked.gpus_per_node
+            models = {one.model for one in nodes[share.node_id].gpus if one.index in share.gpu_indices}
+            assert asked.gpu_type is None or models <= {asked.gpu_type}
+
+
+@EXAMPLES
+@given(worlds())
+def test_no_node_gives_more_cpus_or_memory_than_it_has_free(world: World) -> None:
+    jobs = {one.id: one for one in world.waiting}
+    cpus: defaultdict[int, float] = defaultdict(float)
+    memory: defaultdict[int, int] = defaultdict(int)
+    for place in plan(world, NOW).places:
+        for share in place.shares:
+            cpus[share.node_id] += jobs[place.job_id].cpus_per_node
+            memory[share.node_id] += jobs[place.job_id].memory_bytes_per_node
+    for node in world.nodes:
+        assert cpus[node.id] <= node.free_cpus
+        assert memory[node.id] <= node.free_memory_bytes
+
+
+@EXAMPLES
+@given(worlds())
+def test_nothing_is_placed_on_a_blocked_node_and_nothing_that_backs_off(world: World) -> None:
+    decided = plan(world, NOW)
+    blocked = {node.id for node in world.nodes if node.blocked_by is not None}
+    assert not blocked & {share.node_id for place in decided.places for share in place.shares}
+    resting = {one.id for one in world.waiting if one.not_before is not None and one.not_before > NOW}
+    assert not resting & placed_ids(decided)
+
+
+@EXAMPLES
+@given(worlds(), st.randoms(use_true_random=False))
+def test_the_same_world_gives_the_same_plan_in_whatever_order_it_is_listed(world: World, shuffler: object) -> None:
+    nodes, waiting = list(world.nodes), list(world.waiting)
+    shuffler.shuffle(nodes)  # type: ignore[attr-defined]  # hypothesis types its seeded Random as object
+    shuffler.shuffle(waiting)  # type: ignore[attr-defined]
+    shuffled = World(nodes=tuple(nodes), waiting=tuple(waiting))
+    assert {(place.job_id, frozenset(place.shares)) for place in plan(shuffled, NOW).places} == {
+        (place.job_id, frozenset(place.shares)) for place in plan(world, NOW).places
+    }
+    assert plan(world, NOW) == plan(world, NOW)
+
+
+@EXAMPLES
+@given(worlds(), st.integers(1, 3).flatmap(lambda number: node_views(100 + number)))
+def test_another_node_never_keeps_the_first_job_from_starting(world: World, another: NodeView) -> None:
+    ready = [one for one in queue_order(world.waiting) if one.not_before is None or one.not_before <= NOW]
+    if ready and ready[0].id in placed_ids(plan(world, NOW)):
+        larger = replace(world, nodes=(*world.nodes, another))
+        assert ready[0].id in placed_ids(plan(larger, NOW))
+
+
+@EXAMPLES
+@given(worlds())
+def test_a_job_waits_only_if_it_does_not_fit_into_what_the_others_left(world: World) -> None:
+    decided = plan(world, NOW)
+    taken = {
+        (share.node_id, index) for place in decided.places for share in place.shares for index in share.gpu_indices
+    }
+    jobs = {one.id: one for one in world.waiting}
+    used: defaultdict[int, list[WaitingJob]] = defaultdict(list)
+    for place in decided.places:
+        for share in place.shares:
+            used[share.node_id].append(jobs[place.job_id])
+    left = tuple(
+        replace(
+            node,
+            gpus=tuple(replace(one, is_free=one.is_free and (node.id, one.index) not in taken) for one in node.gpus),
+            free_cpus=node.free_cpus - sum(one.cpus_per_node for one in used[node.id]),
+            free_memory_bytes=node.free_memory_bytes - sum(one.memory_bytes_per_node for one in used[node.id]),
+        )
+        for node in world.nodes
+    )
+    waiting = tuple(jobs[wait.job_id] for wait in decided.waits)
+    assert not plan(World(nodes=left, waiting=waiting), NOW).places

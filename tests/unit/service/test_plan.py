@@ -1,0 +1,146 @@
+"""Who starts where: small worlds, each under the sentence that it proves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from service.domain.reasons import ReasonCode
+from service.scheduler.plan import plan
+from service.scheduler.world import NodeView, WaitingJob, World
+from tests.unit.service.worlds import GIB, job, node, told
+
+NOW = 1_000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small:
+    """A world and what each job of its queue gets."""
+
+    nodes: tuple[NodeView, ...]
+    queue: tuple[WaitingJob, ...]
+    expected: dict[int, str]
+
+
+WORLDS: dict[str, Small] = {
+    "an empty pool takes the first job": Small(
+        nodes=(node(1, 2), node(2, 2)), queue=(job(1),), expected={1: "node-1:0"}
+    ),
+    "a gang starts on all its nodes": Small(
+        nodes=(node(1, 2), node(2, 2)), queue=(job(1, 2, 2),), expected={1: "node-1:0,1 node-2:0,1"}
+    ),
+    "a gang whose second half is busy holds nothing of the first": Small(
+        nodes=(node(1, 4), node(2, 0, taken=4)),
+        queue=(job(1, 2, 4), job(2, 1, 4)),
+        expected={1: "needs_gpus", 2: "node-1:0,1,2,3"},
+    ),
+    "a job that can never fit holds nobody up": Small(
+        nodes=(node(1, 4), node(2, 1)), queue=(job(1, 1, 5), job(2, 1, 1)), expected={1: "never_fits", 2: "node-2:0"}
+    ),
+    "more GPUs than the whole pool has": Small(
+        nodes=(node(1, 4), node(2, 4)), queue=(job(1, 3, 4),), expected={1: "never_fits"}
+    ),
+    "first come, first served": Small(
+        nodes=(node(1, 2),), queue=(job(2), job(1), job(3)), expected={1: "node-1:0", 2: "node-1:1", 3: "behind"}
+    ),
+    "priority goes before age": Small(
+        nodes=(node(1, 1),), queue=(job(1), job(2, priority=5)), expected={2: "node-1:0", 1: "behind"}
+    ),
+    "jobs of one moment go by number": Small(
+        nodes=(node(1, 1),),
+        queue=(job(8, submitted_at=1), job(7, submitted_at=1)),
+        expected={7: "node-1:0", 8: "behind"},
+    ),
+    "a smaller job behind a waiting gang may start": Small(
+        nodes=(node(1, 1, taken=1),), queue=(job(1, 1, 2), job(2, 1, 1)), expected={1: "needs_gpus", 2: "node-1:1"}
+    ),
+    "a small job takes the fullest node, so that whole nodes stay free": Small(
+        nodes=(node(1, 4), node(2, 1, taken=3)), queue=(job(1),), expected={1: "node-2:3"}
+    ),
+    "and so the whole node is there for the next": Small(
+        nodes=(node(1, 4), node(2, 2, taken=2)),
+        queue=(job(1), job(2, 1, 4)),
+        expected={1: "node-2:2", 2: "node-1:0,1,2,3"},
+    ),
+    "an unreachable node gets no new work": Small(
+        nodes=(node(1, 4, blocked="unreachable"), node(2, 1)), queue=(job(1),), expected={1: "node-2:0"}
+    ),
+    "and is named when nothing else could hold the job": Small(
+        nodes=(node(1, 4, blocked="unreachable"), node(2, 1)), queue=(job(1, 1, 4),), expected={1: "nodes_not_ready"}
+    ),
+    "a cordoned node gets no new work": Small(
+        nodes=(node(1, 4, blocked="cordoned (disk)"),), queue=(job(1),), expected={1: "nodes_not_ready"}
+    ),
+    "no node at all": Small(nodes=(), queue=(job(1),), expected={1: "no_nodes"}),
+    "the type of GPU is obeyed": Small(
+        nodes=(node(1, 4, model="A100"), node(2, 4, model="NVIDIA H100 80GB")),
+        queue=(job(1, gpu_type="H100"),),
+        expected={1: "node-2:0"},
+    ),
+    "a type that the pool has not": Small(
+        nodes=(node(1, 4, model="A100-SXM"),), queue=(job(1, gpu_type="A10"),), expected={1: "never_fits"}
+    ),
+    "CPUs run out before GPUs": Small(
+        nodes=(node(1, 4, cpus=4),), queue=(job(1, cpus=3), job(2, cpus=2)), expected={1: "node-1:0", 2: "behind"}
+    ),
+    "CPUs held by others are not there": Small(
+        nodes=(node(1, 4, cpus=4, free_cpus=1),), queue=(job(1, cpus=2),), expected={1: "needs_nodes"}
+    ),
+    "memory held by others is not there": Small(
+        nodes=(node(1, 4, free_memory=GIB),), queue=(job(1, memory=2 * GIB),), expected={1: "needs_nodes"}
+    ),
+    "more memory than any node has": Small(
+        nodes=(node(1, 4, memory=GIB),), queue=(job(1, memory=2 * GIB),), expected={1: "never_fits"}
+    ),
+    "a job without GPUs takes CPUs only": Small(
+        nodes=(node(1, 0, taken=4),), queue=(job(1, 1, 0, cpus=2),), expected={1: "node-1:"}
+    ),
+    "a job that backs off lets others pass": Small(
+        nodes=(node(1, 1),), queue=(job(1, not_before=NOW + 5), job(2)), expected={1: "back_off", 2: "node-1:0"}
+    ),
+    "and comes again when its time has come": Small(
+        nodes=(node(1, 1),), queue=(job(1, not_before=NOW), job(2)), expected={1: "node-1:0", 2: "behind"}
+    ),
+    "GPUs free on too many nodes": Small(
+        nodes=(node(1, 1, taken=3), node(2, 1, taken=3)), queue=(job(1, 1, 2),), expected={1: "needs_nodes"}
+    ),
+    "two gangs share the pool": Small(
+        nodes=(node(1, 2), node(2, 2)),
+        queue=(job(1, 2, 1), job(2, 2, 1)),
+        expected={1: "node-1:0 node-2:0", 2: "node-1:1 node-2:1"},
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", WORLDS)
+def test_plan(sentence: str) -> None:
+    small = WORLDS[sentence]
+    assert told(plan(World(nodes=small.nodes, waiting=small.queue), NOW)) == small.expected
+
+
+@pytest.mark.parametrize("sentence", WORLDS)
+def test_every_reason_says_what_is_missing_and_what_to_do(sentence: str) -> None:
+    small = WORLDS[sentence]
+    for wait in plan(World(nodes=small.nodes, waiting=small.queue), NOW).waits:
+        assert wait.reason.text.endswith(".")
+        assert wait.reason.fix.endswith(".")
+
+
+def test_every_reason_of_the_scheduler_occurs_in_a_world() -> None:
+    not_of_the_scheduler = {ReasonCode.SUBMITTED, ReasonCode.STOP_UNCONFIRMED}
+    seen = {code for small in WORLDS.values() for code in small.expected.values() if not code.startswith("node-")}
+    assert seen == set(ReasonCode) - not_of_the_scheduler
+
+
+@pytest.mark.parametrize(
+    ("nodes", "waiting", "parts"),
+    [
+        ((node(1, 1, taken=3),), job(1, 1, 2), ["2 GPUs", "1 is free"]),
+        ((node(1, 2),), job(1, 2, 1, gpu_type="A100"), ["2 A100 GPUs on 2 nodes", "only 1 of 1 nodes"]),
+        ((node(1, 2, blocked="lost"),), job(1), ["node-1 is lost"]),
+    ],
+)
+def test_a_reason_names_the_numbers(nodes: tuple[NodeView, ...], waiting: WaitingJob, parts: list[str]) -> None:
+    (wait,) = plan(World(nodes=nodes, waiting=(waiting,)), NOW).waits
+    assert all(part in wait.reason.text for part in parts), wait.reason.text

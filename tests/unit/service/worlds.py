@@ -1,0 +1,60 @@
+"""Small worlds for the tests of the scheduler, written short: nodes with free GPUs, jobs in a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from service.scheduler.plan import Plan
+from service.scheduler.world import GPUView, NodeView, WaitingJob
+
+GIB = 2**30
+
+
+def gpu(index: int, *, group: str | None = None, model: str = "A100", free: bool = True) -> GPUView:
+    """One GPU."""
+    return GPUView(index=index, model=model, link_group=group, numa_node=None, is_free=free)
+
+
+def node(number: int, free: int = 4, *, taken: int = 0, blocked: str | None = None, **more: Any) -> NodeView:
+    """Node `node-<number>`: the first `taken` GPUs are held, `free` more are not. `groups`: a letter for each GPU."""
+    groups: Sequence[str | None] = more.get("groups") or [None] * (taken + free)
+    model = more.get("model", "A100")
+    gpus = [gpu(index, group=group, model=model, free=index >= taken) for index, group in enumerate(groups)]
+    cpus, memory = more.get("cpus", 16.0), more.get("memory", 64 * GIB)
+    return NodeView(
+        id=number,
+        name=f"node-{number}",
+        blocked_by=blocked,
+        gpus=tuple(gpus),
+        cpus=cpus,
+        memory_bytes=memory,
+        free_cpus=more.get("free_cpus", cpus - taken),
+        free_memory_bytes=more.get("free_memory", memory),
+    )
+
+
+def job(number: int, nodes: int = 1, gpus: int = 1, **more: Any) -> WaitingJob:
+    """Job `number`, submitted at that time: `nodes` nodes with `gpus` GPUs each."""
+    return WaitingJob(
+        id=number,
+        priority=more.get("priority", 0),
+        submitted_at=more.get("submitted_at", float(number)),
+        num_nodes=nodes,
+        gpus_per_node=gpus,
+        gpu_type=more.get("gpu_type"),
+        cpus_per_node=more.get("cpus", float(max(1, gpus))),
+        memory_bytes_per_node=more.get("memory", 0),
+        not_before=more.get("not_before"),
+    )
+
+
+def told(plan: Plan) -> dict[int, str]:
+    """A plan as text by job: `node-1:0,1 node-2:0`, or the code of the reason why it waits."""
+    placed = {
+        place.job_id: " ".join(
+            f"node-{share.node_id}:{','.join(map(str, share.gpu_indices))}" for share in place.shares
+        )
+        for place in plan.places
+    }
+    return placed | {wait.job_id: str(wait.reason.code) for wait in plan.waits}
