@@ -24,8 +24,11 @@ from worker.courier import retry_seconds
 from worker.environment_check import check_environment, find_program
 from worker.interfaces import interface_of
 from worker.launcher import LaunchContext, RankCommand, base_environment, rank_commands
+from worker.reachability import why_unreachable
 
 _RENDEZVOUS_LOOK_SECONDS: Final = 5.0
+_REACH_SECONDS: Final = 20.0
+"""Rank 0's node that stays out of reach for this long (and never longer than half the start time left) is given up."""
 _SHELL_PREFERRED: Final = "bash"
 
 
@@ -74,7 +77,11 @@ def prepare(plan: LaunchPlan, around: Surroundings, own: Rendezvous | None) -> t
     )
     if failure is not None:
         raise CannotStartError(failure)
-    return draft if own is not None else rank_commands(plan, _await_rendezvous(plan, around), context)
+    if own is not None:
+        return draft
+    rendezvous = _await_rendezvous(plan, around)
+    _reach(plan, around, rendezvous)
+    return rank_commands(plan, rendezvous, context)
 
 
 def _context(plan: LaunchPlan, around: Surroundings) -> LaunchContext:
@@ -130,6 +137,27 @@ def _await_rendezvous(plan: LaunchPlan, around: Surroundings) -> Rendezvous:
             raise _cannot_start(Outcome.LAUNCH_FAILED, message, fix)
         around.wait(min(left, _RENDEZVOUS_LOOK_SECONDS))
     return rendezvous
+
+
+def _reach(plan: LaunchPlan, around: Surroundings, rendezvous: Rendezvous) -> None:
+    """Try until an answer comes from where rank 0 will listen."""
+    begun_at = time.monotonic()
+    patience_seconds = min(_REACH_SECONDS, (around.deadline - begun_at) / 2)
+    failures = 0
+    while (why := why_unreachable(rendezvous)) is not None:
+        failures += 1
+        log("peer_unreachable", address=rendezvous.address, port=rendezvous.port, failures=failures, why=why)
+        if time.monotonic() - begun_at >= patience_seconds:
+            message = (
+                f"Node {plan.node_name} ({plan.node_address}) cannot reach rank 0 at "
+                f"{rendezvous.address}:{rendezvous.port}: {why}."
+            )
+            fix = (
+                "Allow TCP between the nodes at the addresses that `gang node ls` shows, or enrol the node with an "
+                "--address that its peers reach; the attempt is repeated."
+            )
+            raise _cannot_start(Outcome.LAUNCH_FAILED, message, fix)
+        around.wait(retry_seconds(failures, 1.0))
 
 
 def _bundle_cache(attempt_folder: Path) -> Path:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, tuple_
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -39,9 +39,9 @@ from service.db.tables import events, jobs, teams, users
 from service.errors import InvalidRequest
 from service.operations.cancel_job import cancel_job
 from service.operations.submit_job import SUBMITTED, check_submission, replay, request_hash, submit_job
-from service.scheduler.load_world import load_world
+from service.scheduler.load_world import load_waiting, load_world
 from service.scheduler.plan import Place, plan
-from service.scheduler.world import WaitingJob, World
+from service.scheduler.world import WaitingJob, World, queue_order
 from service.schemas.parse_spec import parse_spec
 
 router = APIRouter(prefix=f"{API_PREFIX}/jobs")
@@ -126,6 +126,7 @@ def _would_wait(state: AppState, submission: Any) -> dict[str, str] | None:
         world, _ = load_world(connection, now, state.settings)
     newcomer = WaitingJob(
         id=2**62,
+        team_id=submission.team_id,
         priority=spec.priority,
         submitted_at=now,
         num_nodes=gang.num_nodes,
@@ -279,26 +280,17 @@ AHEAD_SHOWN = 20
 
 
 def _ahead(connection: Connection, principal: Principal, row: Row[Any]) -> dict[str, Any]:
-    condition = and_(
-        jobs.c.state == JobState.WAITING,
-        or_(
-            jobs.c.priority > row.priority,
-            and_(
-                jobs.c.priority == row.priority,
-                tuple_(jobs.c.submitted_at, jobs.c.id) < tuple_(row.submitted_at, row.id),
-            ),
-        ),
-    )
-    count = connection.execute(select(func.count()).select_from(jobs).where(condition)).scalar_one()
+    """The jobs before it in the queue's order, then those that hold GPUs; as many of each as are worth showing."""
+    order = [job.id for job in queue_order(load_waiting(connection)[0])]
+    before = order[: order.index(row.id)] if row.id in order else []
+    shown = {other.id: other for other in connection.execute(JOB_ROW.where(jobs.c.id.in_(before[-AHEAD_SHOWN:])))}
     holders = connection.execute(
         JOB_ROW.where(jobs.c.state.in_([JobState.RUNNING, JobState.STARTING, JobState.STOPPING]))
         .order_by(jobs.c.started_at)
         .limit(AHEAD_SHOWN)
     ).all()
-    waiting = connection.execute(
-        JOB_ROW.where(condition).order_by(jobs.c.priority.desc(), jobs.c.submitted_at, jobs.c.id).limit(AHEAD_SHOWN)
-    ).all()
-    return {"count": count, "jobs": [_face(principal, other) for other in [*waiting, *holders]]}
+    waiting = [shown[job_id] for job_id in before[-AHEAD_SHOWN:] if job_id in shown]
+    return {"count": len(before), "jobs": [_face(principal, other) for other in [*waiting, *holders]]}
 
 
 def _face(principal: Principal, row: Row[Any]) -> dict[str, Any]:

@@ -134,7 +134,9 @@ def _engine(url: str, is_sqlite: bool, synchronous: str) -> Engine:
             is_write = connection.get_execution_options().get("gangline_write", False)
             try:
                 # Straight to the driver: through SQLAlchemy it would cost as much as the rest of a short transaction.
-                connection.connection.cursor().execute("BEGIN IMMEDIATE" if is_write else "BEGIN")
+                cursor = connection.connection.cursor()
+                cursor.execute("PRAGMA query_only=OFF" if is_write else "PRAGMA query_only=ON")
+                cursor.execute("BEGIN IMMEDIATE" if is_write else "BEGIN")
             except sqlite3.OperationalError as error:
                 raise DatabaseUnavailable(str(error)) from error
 

@@ -22,6 +22,7 @@ _GPUS = select(gpus).where(gpus.c.removed_at.is_(None)).order_by(gpus.c.node_id,
 _NODES = select(nodes).order_by(nodes.c.name)
 _WAITING = select(
     jobs.c.id,
+    jobs.c.team_id,
     jobs.c.priority,
     jobs.c.submitted_at,
     jobs.c.num_nodes,
@@ -39,13 +40,19 @@ def load_world(connection: Connection, now: float, settings: Settings) -> tuple[
 
     A node that is late with its heartbeat gets no new work, though it is not yet unreachable.
     """
+    waiting, reasons = load_waiting(connection)
+    return World(nodes=load_nodes(connection, now, settings), waiting=waiting), reasons
+
+
+def load_waiting(connection: Connection) -> tuple[tuple[WaitingJob, ...], dict[int, str | None]]:
+    """The waiting jobs, and the stored reason of each."""
     reasons: dict[int, str | None] = {}
     waiting = []
     for row in connection.execute(_WAITING):
         *facts, reason = row
         reasons[row.id] = reason
         waiting.append(WaitingJob(**dict(zip(_WAITING_FIELDS, facts, strict=True))))
-    return World(nodes=load_nodes(connection, now, settings), waiting=tuple(waiting)), reasons
+    return tuple(waiting), reasons
 
 
 _WAITING_FIELDS = tuple(column.name for column in _WAITING.selected_columns if column.name != "reason")

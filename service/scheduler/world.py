@@ -1,5 +1,6 @@
 """The scheduler's view of the pool as frozen data: nodes with their free GPUs, and the waiting jobs in order. Pure."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,9 @@ class WaitingJob:
     """One waiting job: what it asks of each node of its gang."""
 
     id: int
+    team_id: int = 0
     priority: int
+    """Order within its team only."""
     submitted_at: float
     num_nodes: int
     gpus_per_node: int
@@ -66,5 +69,14 @@ class World:
 
 
 def queue_order(jobs: Sequence[WaitingJob]) -> list[WaitingJob]:
-    """Priority first, then first come, first served; ties by id, so that the same world gives the same plan."""
-    return sorted(jobs, key=lambda job: (-job.priority, job.submitted_at, job.id))
+    """First come, first served over the whole pool; within a team its priorities decide who takes the team's next turn.
+
+    So a priority moves a job ahead of its own team's others and never ahead of another team. Ties go by id: the same
+    world gives the same plan.
+    """
+    turns = sorted(jobs, key=lambda job: (job.submitted_at, job.id))
+    by_team: defaultdict[int, list[WaitingJob]] = defaultdict(list)
+    for job in turns:
+        by_team[job.team_id].append(job)
+    next_of = {team: iter(sorted(own, key=lambda job: -job.priority)) for team, own in by_team.items()}
+    return [next(next_of[job.team_id]) for job in turns]

@@ -1,4 +1,4 @@
-"""The pages of `deploy/docs` that are made from the code: states, outcomes, error codes, settings.
+"""The pages of `deploy/docs` that are made from the code: states, outcomes, errors, settings, commands, keys, routes.
 
 `python -m tests.contracts.documents` writes them; `test_documents.py` fails when one is not what the code says.
 """
@@ -17,6 +17,7 @@ from service.domain.outcomes import OUTCOME_RULES
 from service.domain.reasons import ReasonCode
 from service.errors import ServiceError
 from service.settings import ENV_PREFIX, Settings
+from tests.contracts.interface_documents import command_rows, job_file_rows, route_rows
 
 FOLDER: Final = Path(__file__).parents[2] / "deploy" / "docs"
 MADE_BY: Final = "<!-- Made from the code by `python -m tests.contracts.documents`. Change the code, then run that. -->"
@@ -104,11 +105,32 @@ def settings_page() -> str:
     return _page("Settings", lead, ("Variable", "Default", "Meaning"), rows)
 
 
+def commands_page() -> str:
+    """Every command of `gang`."""
+    lead = "All commands of `gang`; `--help` on each lists its options. Exit codes: see the README."
+    return _page("Commands", lead, ("Command", "What it does"), list(command_rows()))
+
+
+def job_file_page() -> str:
+    """Every key of a job file."""
+    lead = "Every key of a job file (version 1), YAML or JSON. Unknown keys are errors."
+    return _page("Job file", lead, ("Key", "Meaning"), list(job_file_rows()))
+
+
+def routes_page() -> str:
+    """Every route of the API."""
+    lead = "Every route. Errors are `application/problem+json` with `code` and `fix`: see [errors](errors.md)."
+    return _page("Routes", lead, ("Method", "Path", "For", "What it does"), list(route_rows()))
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "states.md": states_page,
     "outcomes.md": outcomes_page,
     "errors.md": errors_page,
     "settings.md": settings_page,
+    "commands.md": commands_page,
+    "job-file.md": job_file_page,
+    "routes.md": routes_page,
 }
 
 

@@ -58,7 +58,7 @@ PLANTS: dict[str, list[tuple[str, str]]] = {
         ("service/domain/planted.py", "import time"),
         ("service/domain/planted.py", "import os"),
         ("service/scheduler/planted.py", "import sqlalchemy"),
-        ("service/scheduler/policies/planted.py", "import service.db"),
+        ("service/scheduler/planted.py", "import service.db"),
     ],
     "only-service-touches-the-database": [
         ("worker/planted.py", "import sqlite3"),
@@ -74,8 +74,8 @@ PLANTS: dict[str, list[tuple[str, str]]] = {
         ("service/oddments.py", "'A module that has no layer.'"),
     ],
     "scheduler-shell-on-top": [
-        ("service/scheduler/policies/planted.py", "import service.scheduler.cycle"),
-        ("service/scheduler/policies/planted.py", "import service.scheduler.load_world"),
+        ("service/scheduler/plan.py", "import service.scheduler.cycle"),
+        ("service/scheduler/placement.py", "import service.scheduler.load_world"),
     ],
     "gangline-layers": [
         ("gangline/protocol/planted.py", "import gangline.report"),

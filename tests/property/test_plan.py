@@ -18,12 +18,11 @@ EXAMPLES = settings(max_examples=150, deadline=None)
 
 @st.composite
 def node_views(draw: st.DrawFn, number: int) -> NodeView:
-    """A node with up to 8 GPUs in groups, some of them held, some of its CPUs and memory too."""
-    devices = draw(
-        st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.sampled_from(["A100", "H100"])), max_size=8)
-    )
+    """A node with up to 8 GPUs in groups, a few of them held, perhaps some of its CPUs and memory too."""
+    device = st.tuples(st.sampled_from("ab"), st.sampled_from([True, True, False]), st.sampled_from(["A100", "H100"]))
+    devices = draw(st.lists(device, max_size=8))
     gpus = [gpu(index, group=group, model=model, free=is_free) for index, (group, is_free, model) in enumerate(devices)]
-    cpus, memory = float(draw(st.integers(1, 16))), draw(st.integers(1, 64)) * GIB
+    cpus, memory = float(draw(st.sampled_from([4, 16, 64]))), draw(st.sampled_from([8, 64])) * GIB
     return NodeView(
         id=number,
         name=f"node-{number}",
@@ -31,8 +30,8 @@ def node_views(draw: st.DrawFn, number: int) -> NodeView:
         gpus=tuple(gpus),
         cpus=cpus,
         memory_bytes=memory,
-        free_cpus=float(draw(st.integers(0, int(cpus)))),
-        free_memory_bytes=draw(st.integers(0, memory // GIB)) * GIB,
+        free_cpus=cpus * draw(st.sampled_from([1.0, 1.0, 0.5, 0.0])),
+        free_memory_bytes=memory // draw(st.sampled_from([1, 1, 2])),
     )
 
 
@@ -41,13 +40,13 @@ def waiting_jobs(draw: st.DrawFn, number: int) -> WaitingJob:
     """A job of any shape; some back off, some share their moment of submission."""
     return job(
         number,
-        draw(st.integers(1, 4)),
-        draw(st.integers(0, 4)),
+        draw(st.sampled_from([1, 1, 1, 2, 3])),
+        draw(st.sampled_from([0, 1, 1, 2, 4])),
         priority=draw(st.integers(-1, 1)),
         submitted_at=float(draw(st.integers(0, 3))),
         gpu_type=draw(st.sampled_from([None, None, "A100", "H100"])),
-        cpus=float(draw(st.integers(1, 6))),
-        memory=draw(st.integers(0, 32)) * GIB,
+        cpus=float(draw(st.sampled_from([1, 1, 3, 6]))),
+        memory=draw(st.sampled_from([0, 0, 4, 16])) * GIB,
         not_before=draw(st.sampled_from([None, None, None, NOW - 1, NOW + 1])),
     )
 

@@ -354,12 +354,20 @@ class Stack:
         return next(node for node in self.get("/nodes")["items"] if node["name"] == name)
 
     def wait_for_nodes(self) -> None:
-        """Wait until every node is ready."""
+        """Wait until every node is ready, and heard of from the agent that runs now."""
         wait_until(
-            lambda: sum(node["state"] == "ready" for node in self.get("/nodes")["items"]) >= len(self.node_names),
+            lambda: all(map(self._has_joined, self.node_names)),
             READY_SECONDS,
             lambda: f"not all nodes joined: {[self.log(name) for name in self.node_names]}",
         )
+
+    def _has_joined(self, name: str) -> bool:
+        rows = self.sql("select incarnation from nodes where name = :name and state = 'ready'", name=name)
+        try:
+            status = self.status(name)
+        except FileNotFoundError:
+            return False
+        return status["pid"] == self.processes[name].pid and rows == [(status["incarnation"],)]
 
     def wait_node(self, name: str, state: str, timeout: float = 30.0) -> None:
         """Wait until a node is in a state."""

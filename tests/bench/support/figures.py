@@ -25,15 +25,13 @@ class Row:
     is_more_better: bool = field(default=False, kw_only=True)
 
     def verdict(self, value: float) -> str:
-        """`goal met`, `beats peer`, `misses peer` or nothing, and how far it is from the goal."""
-        if self.goal is not None and self._reaches(value, self.goal):
-            return "goal met"
-        told = ""
+        """Whether it reaches the goal, or how far it is from it; and whether it is at least as good as the peer."""
+        told = []
         if self.goal is not None:
-            told = f"{value / self.goal:.2f} × goal"
+            told.append("goal met" if self._reaches(value, self.goal) else f"MISSES goal: {value / self.goal:.2f} × it")
         if self.peer is not None:
-            told = f"{'beats' if self._reaches(value, self.peer) else 'MISSES'} peer{', ' if told else ''}{told}"
-        return told
+            told.append("beats peer" if self._reaches(value, self.peer) else "MISSES peer")
+        return ", ".join(told)
 
     def _reaches(self, value: float, other: float) -> bool:
         return value >= other if self.is_more_better else value <= other

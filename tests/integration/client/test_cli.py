@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.client.fake_rest_server import TOKEN, Answer, FakeServer, a_job, a_problem
+from tests.integration.client.fake_rest_server import TOKEN, Answer, FakeServer, Request, a_job, a_problem
 from tests.integration.client.gang_process import Result, gang, gang_on_terminal
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\\u202egnp\x00\x08end"
@@ -361,6 +362,11 @@ def test_no_text_of_others_acts_on_the_terminal(server: FakeServer, tmp_path: Pa
     assert "\x1b[2J" not in terminal.out
 
 
+def answering(body: Any) -> Callable[[Request], Answer]:
+    """A route that always answers with `body`."""
+    return lambda request: Answer(body=body)
+
+
 def make_everything_hostile(server: FakeServer) -> None:
     """Hostile text in every answer there is."""
     text = HOSTILE
@@ -382,7 +388,7 @@ def make_everything_hostile(server: FakeServer) -> None:
         "GET /tokens": {"items": [{"id": 1, "user": text, "label": text, "kind": text}]},
     }
     for name, body in answers.items():
-        server.overrides[name] = lambda request, body=body: Answer(body=body)
+        server.overrides[name] = answering(body)
     server.overrides["POST /users"] = lambda request: a_problem(
         422,
         text,

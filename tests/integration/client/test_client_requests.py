@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -299,7 +300,7 @@ def test_wait_outlasts_a_server_that_goes_away_for_a_while(
     assert len(troubles) == 1, "an outage is told once, not at each try"
 
 
-def _polls(server: FakeServer) -> list:  # type: ignore[type-arg]  # requests
+def _polls(server: FakeServer) -> list[Any]:
     return [request for request in server.requests_to("GET /jobs/12") if "wait" in request.params]
 
 

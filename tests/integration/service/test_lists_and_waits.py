@@ -89,7 +89,7 @@ def raw_cursor(text: str) -> str:
 @pytest.mark.parametrize(
     "query",
     [
-        *(f"cursor={raw_cursor(text)}" for text in ("1", "x y", "1 2 3", "nan 1", "inf 1", "1 x", f"1 {10**30}", "1 -1")),
+        *(f"cursor={raw_cursor(text)}" for text in ("1", "x y", "1 2 3", "nan 1", "inf 1", f"1 {10**30}", "1 -1")),
         "cursor=%ff", "cursor=a", "cursor=ä", "state=done", "state=waiting,done",
         "limit=0", "limit=201", "limit=x", "limit=-1",
     ],

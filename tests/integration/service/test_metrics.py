@@ -122,17 +122,11 @@ def test_a_time_that_is_none_breaks_no_page(reporter: Reporter, at: Any) -> None
     assert reporter.api.get("/jobs")["items"][0]["progress"]["updated_at"].startswith(("19", "20"))
 
 
-def test_a_clock_that_runs_ahead_does_not_hide_progress(reporter: Reporter) -> None:
+def test_a_clock_that_runs_ahead_does_not_put_progress_into_the_future(reporter: Reporter) -> None:
     reporter.send(line(1, at=4e9, loss=1.0))
-    version = reporter.api.job(reporter.job_id)["version"]
-    with reporter.api.database.write() as tx:  # as if the last wake-up had been a while ago
-        tx.connection.exec_driver_sql(
-            "UPDATE attempts SET progress = replace(progress, '\"updated_at\"', '\"x\"')"
-        ) if False else None
     reporter.send(line(2, at=4e9 + 1, loss=1.0))
     assert reporter.progress()["step"] == 2
-    assert reporter.progress()["updated_at"] < "2100"
-    assert reporter.api.job(reporter.job_id)["version"] >= version
+    assert reporter.progress()["updated_at"] < "2090", "4e9 is in 2096"
 
 
 STEP_PATTERNS: dict[str, list[int]] = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
-from starlette.testclient import TestClient
 
 from service.api.problems import install_problem_handlers
 from service.errors import FieldProblem, ServiceError
@@ -16,6 +17,17 @@ from tests.integration.service.api_server import Api
 from tests.integration.service.test_roles import Route, all_routes
 
 MEMBERS = {"type", "title", "status", "detail", "code", "fix", "errors", "request_id"}
+
+
+def answer_of(app: FastAPI) -> httpx.Response:
+    """The answer of an app's only route."""
+
+    async def get() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get("/")
+
+    return asyncio.run(get())
 
 
 def check_problem(answer: Any) -> dict[str, Any]:
@@ -38,7 +50,7 @@ def test_each_error_becomes_its_problem_document(error: type[ServiceError]) -> N
     def fail() -> None:
         raise error("what happened", errors=[FieldProblem(pointer="a.b", message="is wrong", line=3)], size=7)
 
-    answer = TestClient(app, raise_server_exceptions=False).get("/")
+    answer = answer_of(app)
     problem = check_problem(answer)
 
     assert (problem["code"], problem["status"], problem["title"]) == (error.code, error.status, error.title)
@@ -55,7 +67,7 @@ def test_an_unexpected_error_hides_its_text_behind_the_request_id() -> None:
     def fail() -> None:
         raise RuntimeError("the password is hunter2")
 
-    problem = check_problem(TestClient(app, raise_server_exceptions=False).get("/"))
+    problem = check_problem(answer_of(app))
     assert (problem["status"], problem["code"]) == (500, "error")
     assert "hunter2" not in json.dumps(problem)
 
@@ -179,7 +191,8 @@ def test_no_value_in_a_body_is_an_unexpected_error(api: Api, what: str) -> None:
     part = api.start(job_id, node)[0]
     token = {"node": node.credential, "part": part.token}.get(who, who)
     whole: dict[str, Any] = {
-        "a heartbeat": node.heartbeat(), "a rendezvous": {"address": "a", "port": 1}, "an enrolment": {"name": "a", "address": "b"},
+        "a heartbeat": node.heartbeat(), "a rendezvous": {"address": "a", "port": 1},
+        "an enrolment": {"name": "a", "address": "b"},
     }.get(what, {})  # fmt: skip
     where = path.replace("{job}", str(job_id)).replace("{part}", part.base)
     bodies = ["", "{", "[]", "null", "[" * 3_000, '{"a":' * 900 + "1" + "}" * 900, "\x00"]

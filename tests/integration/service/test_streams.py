@@ -6,6 +6,7 @@ import random
 import threading
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.integration.service.api_server import Api, Supervisor
@@ -80,25 +81,33 @@ def test_concurrent_writers_store_every_byte_once(part: Supervisor) -> None:
     assert stored(part) == whole
 
 
-def test_two_appends_at_one_offset_at_once_one_wins(part: Supervisor) -> None:
-    for number in range(10):
-        offset, barrier = 6 + number, threading.Barrier(4)
-        answers: list[Any] = []
+@pytest.mark.parametrize("lengths", [(2, 5), (5, 2)], ids=["short and long", "long and short"])
+def test_of_two_appends_at_one_offset_at_once_one_wins(
+    part: Supervisor, lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen the same size before either has written: the size moves once, and never back."""
+    files, both_have_read = part.api.state.streams, threading.Barrier(2)
+    write_at = files.write_at
 
-        def send(at: int = offset, found: list[Any] = answers, gate: threading.Barrier = barrier) -> None:
-            gate.wait()
-            found.append(part.append(b"xy", at))  # two bytes: a second one would overlap
+    def write_when_both_have_read(*arguments: Any) -> None:
+        both_have_read.wait(10)
+        write_at(*arguments)
 
-        senders = [threading.Thread(target=send) for _ in range(4)]
-        for sender in senders:
-            sender.start()
-        for sender in senders:
-            sender.join()
-        sizes = {answer.json()["size"] for answer in answers}
-        assert sizes == {offset + 2}
-        part.api.state.streams.write_at(part.attempt_id, "log", 0, offset, b"x")
-        with part.api.database.write() as tx:
-            tx.connection.exec_driver_sql(f"UPDATE streams SET num_bytes = {offset + 1}")
+    monkeypatch.setattr(files, "write_at", write_when_both_have_read)
+    answers: list[httpx.Response] = []
+    senders = [
+        threading.Thread(target=lambda size=length: answers.append(part.append(b"ghijk"[:size], 6)))
+        for length in lengths
+    ]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+
+    winner, loser = sorted(answers, key=lambda answer: answer.status_code)
+    assert (winner.status_code, loser.status_code) == (200, 409)
+    assert winner.json()["size"] == loser.json()["size"]
+    assert stored(part) == b"abcdefghijk"[: winner.json()["size"]]
 
 
 @pytest.mark.parametrize("path", ["log/1", "log/7", "log/-1", "other/0", "LOG/0", "log/x", f"log/{10**30}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,14 @@ def test_a_body_over_the_limit_is_refused(api: Api, is_chunked: bool, path: str)
     answer = api.request("POST", path, content=chunks if is_chunked else body)
     assert (answer.status_code, answer.json()["code"], answer.json()["limit"]) == (413, "body_too_large", BODY_LIMIT)
     assert num_jobs(api) == 0
+
+
+def test_a_body_that_is_declared_over_the_limit_is_refused_before_it_is_sent(api: Api) -> None:
+    address = httpx.URL(api.url)
+    head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.tokens['ann']}\r\nContent-Length: {10**9}\r\n\r\n"
+    with socket.create_connection((address.host, address.port or 0), timeout=10) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_body_of_just_the_limit_is_taken(api: Api) -> None:

@@ -237,10 +237,10 @@ def test_a_node_without_rank_0_waits_for_its_address(supervise: Supervise, api: 
     wait_until(lambda: (run.folder / "code").exists(), 5, "the supervisor did not begin")
     assert run.attempt.state == "claimed"
 
-    api._direct(run.plan.attempt_id, rendezvous={"address": "10.0.0.7", "port": 4711})
+    api._direct(run.plan.attempt_id, rendezvous={"address": "127.0.0.7", "port": 4711})
 
     run.report()
-    assert run.output(1) == b"10.0.0.7 4711\n"
+    assert run.output(1) == b"127.0.0.7 4711\n"
 
 
 def test_the_node_of_rank_0_tells_its_address(supervise: Supervise) -> None:

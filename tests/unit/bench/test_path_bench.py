@@ -124,13 +124,15 @@ def test_the_table_says_where_a_peer_or_a_goal_is_missed() -> None:
         Row("fast", "fast", "/s", 10, "peer", 20, is_more_better=True),
         Row("slow", "slow", "ms", 10, "peer", 5),
         Row("behind", "behind", "ms", 10, "peer", 5),
+        Row("easy", "easy", "ms", 0.2, "peer", 100),
     )
 
-    told = table(rows, {"fast": 21.0, "slow": 8.0, "behind": 12.0}).splitlines()
+    told = table(rows, {"fast": 21.0, "slow": 8.0, "behind": 12.0, "easy": 50.0}).splitlines()
 
-    assert "goal met" in told[1]
-    assert "beats peer, 1.60 × goal" in told[2]
-    assert "MISSES peer, 2.40 × goal" in told[3]
+    assert "goal met, beats peer" in told[1]
+    assert "MISSES goal: 1.60 × it, beats peer" in told[2]
+    assert "MISSES goal: 2.40 × it, MISSES peer" in told[3]
+    assert "goal met, MISSES peer" in told[4]
 
 
 def test_it_measures_with_the_deadlines_of_production() -> None:

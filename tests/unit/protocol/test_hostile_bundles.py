@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +24,9 @@ from gangline.protocol.bundles import inspect_bundle, unpack_bundle
 SMALL = replace(
     DEFAULT_LIMITS, max_members=10, max_unpacked_bytes=200_000, ratio_floor_bytes=50_000, max_archive_bytes=100_000
 )
+
+
+SPARSE: dict[str, Any] = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
 
 
 def member(
@@ -90,7 +94,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "an unknown type": (tar_of(member("u", kind=b"Z")), "neither a file, a folder nor a link"),
     "an old sparse file": (tar_of(member("s", kind=tarfile.GNUTYPE_SPARSE)), "neither a file, a folder nor a link"),
     "a sparse file": (
-        tar_of(member("s", b"1\n0\n0\n".ljust(512, b"\0"), **{"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})),
+        tar_of(member("s", b"1\n0\n0\n".ljust(512, b"\0"), **SPARSE)),
         "neither a file, a folder nor a link",
     ),
     "a name given twice": (tar_of(FILE, FILE), "occurs twice"),
@@ -172,7 +176,7 @@ def test_what_is_not_a_whole_gzip_is_refused(data: bytes, place: Path) -> None:
     "data",
     [
         tar_of(member("x", b"x", comment="c" * 1_500_000)),
-        tar_of(member("s", b"99999999\n" + b"0\n" * 800_000, **{"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})),
+        tar_of(member("s", b"99999999\n" + b"0\n" * 800_000, **SPARSE)),
     ],
     ids=["an extended header without end", "a sparse map without end"],
 )

@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -270,13 +271,13 @@ TREES = st.recursive(
 )
 
 
-def write_tree(root: Path, tree: dict[str, object]) -> None:
+def write_tree(root: Path, tree: dict[str, Any]) -> None:
     root.mkdir()
     for name, content in tree.items():
         if isinstance(content, dict):
             write_tree(root / name, content)
         else:
-            data, is_executable = content  # type: ignore[misc]  # a pair from FILES
+            data, is_executable = content
             (root / name).write_bytes(data)
             (root / name).chmod(0o755 if is_executable else 0o644)
 

@@ -38,6 +38,7 @@ def job(number: int, nodes: int = 1, gpus: int = 1, **more: Any) -> WaitingJob:
     """Job `number`, submitted at that time: `nodes` nodes with `gpus` GPUs each."""
     return WaitingJob(
         id=number,
+        team_id=more.get("team", 0),
         priority=more.get("priority", 0),
         submitted_at=more.get("submitted_at", float(number)),
         num_nodes=nodes,
