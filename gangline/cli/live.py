@@ -18,7 +18,7 @@ from gangline.cli.words import bar, duration, metric_value, state_note
 from gangline.client.errors import GanglineError
 from gangline.client.models import Job
 
-POLL_SECONDS = 2.0
+POLL_SECONDS = 1.0
 
 
 class LiveProgress:

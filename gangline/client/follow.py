@@ -180,7 +180,8 @@ class LogFollower:
                 f"the log stream carries a {event.event} event this client does not understand: {error}",
                 fix="use a client of the server's release",
             ) from error
-        # The position moves before the item is given out: should the consumer stop right here, it has this item.
+        # The position moves before the item is given out: should the consumer stop right here, it has this item. One
+        # that may be interrupted anywhere (Ctrl-C) remembers the position of the last chunk it has dealt with instead.
         if event.id:
             self.position = event.id
         yield from items

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 
 from alembic import command
@@ -40,22 +42,32 @@ def migrate(database: Database) -> None:
             f"the database has schema {current}, which this version of Gangline does not know (newest known: {head}). "
             "Install the newer version that made it, or restore a backup."
         )
-    with database.engine.connect() as connection:
+    with schema_change(database) as connection:
+        command.upgrade(alembic_config(connection), "head")
+
+
+@contextmanager
+def schema_change(database: Database) -> Iterator[Connection]:
+    """A connection on which revisions may run, behind a lock; what was done is committed at the end."""
+    with database.engine.execution_options(gangline_write=True).connect() as connection:
         if database.is_sqlite:
             # Batch migrations rebuild tables; with foreign keys on, that would delete the rows that refer to them.
-            connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
-            connection.rollback()
+            _switch_foreign_keys(connection, "OFF")
         else:
             connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": ADVISORY_LOCK})
             connection.commit()
         try:
-            command.upgrade(alembic_config(connection), "head")
+            yield connection
             connection.commit()
         finally:
+            connection.rollback()
             if database.is_sqlite:
-                connection.rollback()
-                connection.exec_driver_sql("PRAGMA foreign_keys=ON")
-                connection.rollback()
+                _switch_foreign_keys(connection, "ON")
             else:
                 connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": ADVISORY_LOCK})
                 connection.commit()
+
+
+def _switch_foreign_keys(connection: Connection, word: str) -> None:
+    # Straight to the driver: SQLAlchemy would begin a transaction first, and within one SQLite ignores this.
+    connection.connection.cursor().execute(f"PRAGMA foreign_keys={word}")

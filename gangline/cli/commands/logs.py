@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import click
 
 from gangline.cli import exit_codes
+from gangline.cli.interrupts import HeldInterrupts
 from gangline.cli.log_lines import LineAssembler
 from gangline.cli.options import gang_command, job_argument
 from gangline.cli.session import Session
@@ -150,7 +151,7 @@ def _follow(session: Session, job: Job, choice: Choice) -> tuple[Job | None, Fol
     follower = session.client.follow(
         job.id, ranks=choice.ranks, start=choice.start, tail=choice.tail, position=choice.position
     )
-    view = _JsonView(session) if session.is_json else _LinesView(session, choice)
+    view = _JsonView(session, choice) if session.is_json else _LinesView(session, choice)
     if sys.stdout.isatty() and not session.is_json and not choice.raw and not session.debug:
         from gangline.cli.live import LiveProgress
 
@@ -170,16 +171,19 @@ def _follow(session: Session, job: Job, choice: Choice) -> tuple[Job | None, Fol
             end = None
     _print(session, view.rest())
     if end is None:
-        session.still_there(job, "following", _resume_command(job, choice, follower.position))
+        session.still_there(job, "following", _resume_command(job, choice, view.position))
         return None, None
     return session.client.job(job.id), end
 
 
 def _drain(follower: LogFollower, view: _LinesView | _JsonView) -> FollowEnd | None:
-    for item in follower:
-        view.take(item)
-        if isinstance(item, FollowEnd):
-            return item
+    with HeldInterrupts() as interrupts:
+        for item in follower:
+            # Shown and remembered as one: Ctrl-C inside would lose or repeat what the resumed command shows.
+            with interrupts.held():
+                view.take(item)
+            if isinstance(item, FollowEnd):
+                return item
     return None
 
 
@@ -194,6 +198,8 @@ class _LinesView:
             # A resumed stream does not announce its attempt again; the place names all its ranks.
             self._assembler.show_ranks(tuple(parse_position(choice.position).offsets))
         self._is_all = choice.ranks == "all"
+        self.position = choice.position or ""
+        """Right after the last chunk shown, which is where a resumed command goes on."""
         self.show = lambda lines: _print(session, lines)
         self.remark = session.note
 
@@ -201,6 +207,7 @@ class _LinesView:
         """Show one item."""
         if isinstance(item, LogChunk):
             self.show(self._assembler.feed(item.rank, item.text))
+            self.position = item.position or self.position
             return
         if isinstance(item, AttemptStarted):
             self.show(self._assembler.flush())
@@ -219,7 +226,8 @@ class _LinesView:
 class _JsonView:
     """One JSON object per line, with the fields of the stream's events."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, choice: Choice) -> None:
+        self.position = choice.position or ""
         self.show = lambda lines: _print(session, lines)
         self.remark = session.note
 
@@ -231,6 +239,8 @@ class _JsonView:
         fields = {_REST_NAMES.get(key, key): value for key, value in vars(item).items()}
         # ASCII alone: no character in it means anything to a terminal.
         self.show([json.dumps({"event": name, **fields})])
+        if isinstance(item, LogChunk):
+            self.position = item.position or self.position
 
     def rest(self) -> list[str]:
         """Nothing is held back."""

@@ -12,6 +12,7 @@ import pytest
 from service.db.migrate import migrate
 from service.db.session import Database
 from tests.integration.service.api_server import Api, new_state, serve
+from tests.support.ci import cannot_run
 
 
 def fill(url: str) -> None:
@@ -62,8 +63,6 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True
     )
     if done.returncode != 0:
-        from tests.support.ci import cannot_run
-
         cannot_run(f"cannot mount a tmpfs: {done.stderr.strip()}", "run the tests as root, or in a user namespace")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -24,7 +24,9 @@ from service.domain.states import (
     NodeState,
     terminal_states,
 )
+from service.scheduler import cycle
 from service.scheduler.cycle import run_cycle
+from service.scheduler.load_world import load_world
 from tests.integration.service.api_server import Api
 
 
@@ -204,9 +206,6 @@ def test_a_placement_is_whole_or_nothing(api: Api, monkeypatch: pytest.MonkeyPat
         tx.connection.execute(update(allocations).values(released_at=1.0))  # the plan sees both GPUs free …
     gang = api.submit(resources={"nodes": 2, "gpus_per_node": 1})
     with api.database.read() as connection:
-        from service.scheduler import cycle
-        from service.scheduler.load_world import load_world
-
         world, reasons = load_world(connection, api.database.now(connection), api.state.settings)
     with api.database.write() as tx:
         tx.connection.execute(update(allocations).values(released_at=None))  # … but one is not

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from service.app import ROUTERS
 from service.auth.tokens import make_token
 from tests.integration.service.api_server import Api, Supervisor, in_every_order
 from tests.unit.service.endings import failure
@@ -40,8 +41,6 @@ def supervisor_routes(api: Api) -> set[str]:
 
 
 def api_routes(api: Api) -> list[Any]:
-    from service.app import ROUTERS
-
     return [route for router in ROUTERS for route in router.routes]
 
 

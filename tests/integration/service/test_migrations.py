@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,30 +10,23 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, MetaData, Table, insert, inspect, select, text
+from sqlalchemy import Connection, MetaData, Table, insert, inspect, select, text
 from sqlalchemy.types import Boolean, Float, Integer
 
-from service.db.migrate import alembic_config, migrate
+from service.db.migrate import alembic_config, migrate, schema_change
 from service.db.session import Database
 from service.db.tables import METADATA
-from service.errors import SettingsError
+from service.errors import DatabaseUnavailable, SettingsError
 
 SCRIPT = ScriptDirectory.from_config(alembic_config())
 REVISIONS = [revision.revision for revision in reversed(list(SCRIPT.walk_revisions()))]
 STATES = {"jobs": "waiting", "attempts": "allocated", "attempt_nodes": "allocated", "nodes": "ready"}
 
 
-def move(engine: Engine, revision: str, *, is_up: bool) -> None:
-    """One step of Alembic, as `migrate` does it."""
-    with engine.connect() as connection:
-        if engine.dialect.name == "sqlite":
-            connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
-            connection.rollback()
+def move(database: Database, revision: str, *, is_up: bool) -> None:
+    """Up or down to a revision, as `migrate` does it."""
+    with schema_change(database) as connection:
         (command.upgrade if is_up else command.downgrade)(alembic_config(connection), revision)
-        connection.commit()
-        if engine.dialect.name == "sqlite":
-            connection.exec_driver_sql("PRAGMA foreign_keys=ON")
-            connection.rollback()
 
 
 def reflected(connection: Connection) -> MetaData:
@@ -55,16 +49,13 @@ def fill_with_rows(connection: Connection) -> None:
     for table in reflected(connection).sorted_tables:
         if table.name != "alembic_version":
             connection.execute(insert(table).values({column.name: value_of(table, column) for column in table.columns}))
-    connection.commit()
 
 
-def rows_of(connection: Connection) -> dict[str, list[dict[str, Any]]]:
-    """All rows by table and column."""
-    return {
-        table.name: [dict(row._mapping) for row in connection.execute(select(table))]
-        for table in reflected(connection).sorted_tables
-        if table.name != "alembic_version"
-    }
+def num_rows(database: Database) -> dict[str, int]:
+    """Rows of each table."""
+    with database.engine.connect() as connection:
+        tables = [table for table in reflected(connection).sorted_tables if table.name != "alembic_version"]
+        return {table.name: len(connection.execute(select(table)).all()) for table in tables}
 
 
 def test_the_revisions_are_one_line(database_url: str) -> None:
@@ -73,36 +64,30 @@ def test_the_revisions_are_one_line(database_url: str) -> None:
 
 
 def test_every_revision_goes_up_and_down_on_tables_with_rows(database_url: str) -> None:
-    engine = Database(database_url).engine
-    for number, revision in enumerate(REVISIONS):
-        move(engine, revision, is_up=True)
-        with engine.connect() as connection:
-            if number == 0:
-                fill_with_rows(connection)
-            before = rows_of(connection)
-        below = REVISIONS[number - 1] if number else "base"
-        move(engine, below, is_up=False)
-        with engine.connect() as connection:
-            if number == 0:
-                left = set(inspect(connection).get_table_names()) - {"alembic_version"}
-                assert left == set(), "the first revision leaves nothing behind"
-        move(engine, revision, is_up=True)
-        with engine.connect() as connection:
-            if number == 0:
-                fill_with_rows(connection)
-            after = rows_of(connection)
-            common = {name: rows for name, rows in before.items() if name in after}
-            assert {name: len(after[name]) for name in common} == {name: len(rows) for name, rows in common.items()}
-    engine.dispose()
+    database = Database(database_url)
+    move(database, REVISIONS[0], is_up=True)
+    with schema_change(database) as connection:
+        fill_with_rows(connection)
+    for below, revision in pairwise(REVISIONS):
+        counts = num_rows(database)
+        for is_up, target in ((True, revision), (False, below), (True, revision)):
+            move(database, target, is_up=is_up)
+            after = num_rows(database)
+            assert {name: after[name] for name in counts if name in after} == {
+                n: counts[n] for n in counts if n in after
+            }
+    move(database, "base", is_up=False)
+    assert num_rows(database) == {}, "the first revision leaves nothing behind"
+    database.dispose()
 
 
 def test_the_whole_way_down_and_up_again(database_url: str) -> None:
     database = Database(database_url)
     migrate(database)
-    with database.engine.connect() as connection:
+    with schema_change(database) as connection:
         fill_with_rows(connection)
     for revision in [*REVISIONS[:-1][::-1], "base"]:
-        move(database.engine, revision, is_up=False)
+        move(database, revision, is_up=False)
     migrate(database)
     migrate(database)  # again changes nothing
     with database.engine.connect() as connection:
@@ -122,8 +107,8 @@ def test_the_revisions_make_the_tables_that_the_code_expects(database_url: str) 
 def test_a_schema_newer_than_the_code_is_refused_with_the_fix(database_url: str) -> None:
     database = Database(database_url)
     migrate(database)
-    with database.engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with database.write() as tx:
+        tx.connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
 
     with pytest.raises(SettingsError, match=r"schema 9999.*Install the newer version"):
         migrate(database)
@@ -133,9 +118,21 @@ def test_a_schema_newer_than_the_code_is_refused_with_the_fix(database_url: str)
     database.dispose()
 
 
-def test_foreign_keys_are_on_again_after_a_migration(sqlite_url: str) -> None:
+def test_foreign_keys_are_off_while_tables_are_rebuilt_and_on_again_afterwards(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    asked = "PRAGMA foreign_keys"
+    with schema_change(database) as connection:
+        assert connection.exec_driver_sql(asked).scalar_one() == 0
+    with database.read() as connection:
+        assert connection.exec_driver_sql(asked).scalar_one() == 1
+    with database.write() as tx:
+        assert tx.connection.exec_driver_sql(asked).scalar_one() == 1
+    database.dispose()
+
+
+def test_a_reading_connection_cannot_write_on_sqlite(sqlite_url: str) -> None:
     database = Database(sqlite_url)
     migrate(database)
-    with database.read() as connection:
-        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1
+    with pytest.raises(DatabaseUnavailable, match="readonly"), database.read() as connection:
+        connection.execute(text("UPDATE pool SET pool_id = 'x'"))
     database.dispose()

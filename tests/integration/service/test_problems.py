@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from service.api.problems import install_problem_handlers
-from service.errors import FieldProblem, ServiceError
+from service.errors import DatabaseUnavailable, FieldProblem, ServiceError
 from tests.contracts.documents import OTHER_CODES, error_classes
 from tests.integration.service.api_server import Api
 from tests.integration.service.test_roles import Route, all_routes
@@ -206,8 +206,6 @@ def test_no_value_in_a_body_is_an_unexpected_error(api: Api, what: str) -> None:
 
 
 def test_readiness_says_no_while_the_database_is_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    from service.errors import DatabaseUnavailable
-
     def away() -> None:
         raise DatabaseUnavailable("the server closed the connection")
 

@@ -8,7 +8,7 @@ import pytest
 
 from service.domain.reasons import ReasonCode
 from service.scheduler.plan import plan
-from service.scheduler.world import NodeView, WaitingJob, World
+from service.scheduler.world import NodeView, WaitingJob, World, queue_order
 from tests.unit.service.worlds import GIB, job, node, told
 
 NOW = 1_000.0
@@ -44,7 +44,7 @@ WORLDS: dict[str, Small] = {
     "first come, first served": Small(
         nodes=(node(1, 2),), queue=(job(2), job(1), job(3)), expected={1: "node-1:0", 2: "node-1:1", 3: "behind"}
     ),
-    "priority goes before age": Small(
+    "priority goes before age within a team": Small(
         nodes=(node(1, 1),), queue=(job(1), job(2, priority=5)), expected={2: "node-1:0", 1: "behind"}
     ),
     "jobs of one moment go by number": Small(
@@ -144,3 +144,14 @@ def test_every_reason_of_the_scheduler_occurs_in_a_world() -> None:
 def test_a_reason_names_the_numbers(nodes: tuple[NodeView, ...], waiting: WaitingJob, parts: list[str]) -> None:
     (wait,) = plan(World(nodes=nodes, waiting=(waiting,)), NOW).waits
     assert all(part in wait.reason.text for part in parts), wait.reason.text
+
+
+def test_a_priority_moves_a_job_ahead_of_its_own_team_only() -> None:
+    queue = [
+        job(1, team=1),
+        job(2, team=2),
+        job(3, team=1, priority=50),
+        job(4, team=2, priority=-5),
+    ]
+
+    assert [waiting.id for waiting in queue_order(queue)] == [3, 2, 1, 4]
