@@ -45,7 +45,7 @@ def job_json(
         },
         "processes_per_node": row.processes_per_node,
         "priority": row.priority,
-        "tags": json.loads(row.tags),
+        "tags": json.loads(row.tags) if is_insider else {},
         "attempts": row.num_attempts,
         "attempt": attempt,
         "reason": json.loads(row.reason) if row.reason else None,

@@ -157,7 +157,9 @@ def list_jobs(
     query = JOB_ROW.order_by(jobs.c.submitted_at.desc(), jobs.c.id.desc()).limit(limit + 1)
     if not principal.is_admin:
         mine = [team_id for team_id, _ in principal.teams]
-        query = query.where(or_(~jobs.c.is_private, jobs.c.owner_id == principal.user_id, jobs.c.team_id.in_(mine)))
+        is_inside = or_(jobs.c.owner_id == principal.user_id, jobs.c.team_id.in_(mine))
+        # Tags belong to the inside of a job, so filtering by them must not tell others' either.
+        query = query.where(is_inside if tag else or_(~jobs.c.is_private, is_inside))
     if state_filter:
         wanted = state_filter.split(",")
         unknown = [word for word in wanted if word not in list(JobState)]

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from gangline.protocol.names import API_PREFIX
 from gangline.protocol.outcomes import JobState
-from service.api.deps import MAX_ID, AppState, AttemptNumber, State, allowed_job, caller, json_response
+from service.api.deps import MAX_ID, AppState, AttemptNumber, State, allowed_job, bearer_token, caller, json_response
 from service.api.log_reader import WINDOW_BYTES, LogFacts, job_state, load_log_facts, read_text, tail_offset
 from service.auth.permissions import Action
 from service.auth.principals import Principal
-from service.errors import InvalidRequest
+from service.errors import Forbidden, InvalidRequest, NotFound, Unauthorized
 
+log = logging.getLogger("gangline.api")
 router = APIRouter(prefix=f"{API_PREFIX}/jobs/{{job_id}}/logs")
 PAGE_BYTES = 1_048_576
 KEEP_ALIVE_SECONDS = 15.0
@@ -112,6 +114,7 @@ def _parse_range(header: str | None, size: int) -> tuple[int, int] | str | None:
 
 @router.get("/stream")
 async def get_stream(
+    request: Request,
     state: State,
     principal: Reader,
     job_id: int,
@@ -131,9 +134,8 @@ async def get_stream(
             load_log_facts(connection, job, resumed[0] if resumed else attempt)
 
     await run_in_threadpool(check)
-    follower = _Follower(
-        state, principal, job_id, chosen, only_attempt=attempt, start=start, tail=tail, resumed=resumed
-    )
+    token = bearer_token(request)
+    follower = _Follower(state, token, job_id, chosen, only_attempt=attempt, start=start, tail=tail, resumed=resumed)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(follower.events(), headers=headers, media_type="text/event-stream")
 
@@ -158,7 +160,7 @@ class _Follower:
     def __init__(
         self,
         state: AppState,
-        principal: Principal,
+        token: str,
         job_id: int,
         ranks: frozenset[int] | None,
         *,
@@ -168,7 +170,7 @@ class _Follower:
         resumed: tuple[int, dict[int, int]] | None,
     ):
         self._state = state
-        self._principal = principal
+        self._token = token
         self._job_id = job_id
         self._ranks = ranks
         self._only_attempt = only_attempt
@@ -178,7 +180,17 @@ class _Follower:
         self._is_announced = resumed is not None
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The stream's events until the job (or the attempt asked for) has ended and everything was sent."""
+        """The stream's events until the job (or the attempt asked for) has ended and everything was sent.
+
+        It breaks off, without an end event, once the caller may not read any more: the next request says why.
+        """
+        try:
+            async for piece in self._events():
+                yield piece
+        except (Unauthorized, Forbidden, NotFound) as error:
+            log.info("stream_broken_off job_id=%s why=%s", self._job_id, error.detail)
+
+    async def _events(self) -> AsyncIterator[bytes]:
         topics: tuple[str, ...] = (f"job:{self._job_id}",)
         while not self._state.bus.is_closed:
             facts = await run_in_threadpool(self._facts)
@@ -202,8 +214,11 @@ class _Follower:
                         yield b": still here\n\n"
 
     def _facts(self) -> LogFacts | None:
+        principal = self._state.principals.current(self._token)
+        if principal is None:
+            raise Unauthorized("the token of this stream is not valid any more")
         with self._state.database.read() as connection:
-            job = allowed_job(connection, self._principal, self._job_id, Action.JOB_READ)
+            job = allowed_job(connection, principal, self._job_id, Action.JOB_READ)
             number = self._number or None
             if number is None and job.num_attempts:
                 number = job.num_attempts if self._tail is not None or self._start else 1

@@ -101,6 +101,10 @@ class PrincipalCache:
                     self._kept[token_hash] = (clock.monotonic() + self.KEEP_SECONDS, principal)
         return principal
 
+    def current(self, token: str) -> Principal | None:
+        """The principal as of now, at most `KEEP_SECONDS` old; None once the token is not valid any more."""
+        return self.known(token) or self.load(token)
+
     def forget(self) -> None:
         """A token, user or membership changed."""
         with self._lock:

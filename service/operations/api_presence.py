@@ -7,10 +7,10 @@ SQLite the API and the sweeper are one process, and this is not needed.
 from __future__ import annotations
 
 import logging
-import threading
 
 from sqlalchemy import Connection, select, update
 
+from service.background import BackgroundThread
 from service.db.session import Database
 from service.db.tables import pool
 from service.errors import DatabaseUnavailable
@@ -18,25 +18,16 @@ from service.errors import DatabaseUnavailable
 log = logging.getLogger("gangline.presence")
 
 
-class ApiPresence:
+class ApiPresence(BackgroundThread):
     """A thread of each API process that says again and again: an API is here."""
 
     def __init__(self, database: Database, interval_seconds: float):
+        super().__init__("presence")
         self._database = database
         self._interval_seconds = interval_seconds
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop at once."""
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """See `BackgroundThread`."""
         while True:
             try:
                 note_presence(self._database)

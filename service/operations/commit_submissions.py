@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import insert
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import StatementError
 
 from service.db.session import Database, Write
 from service.db.tables import events, idempotency_keys, jobs
@@ -75,11 +75,11 @@ class SubmissionCommitter:
         try:
             with self._database.write() as tx:
                 answers = _insert(tx, [entry.new_job for entry in batch])
-        except IntegrityError as error:
+        except StatementError as error:
             if len(batch) == 1:
                 batch[0].error = error
                 return
-            # One of them has a key that is taken. Alone, it alone fails.
+            # One of them has a key that is taken, or what the database cannot hold. Alone, it alone fails.
             for entry in batch:
                 self._commit_batch([entry])
         except Exception as error:  # noqa: BLE001  # raised again by `commit`, in the thread of each of them

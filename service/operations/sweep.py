@@ -10,9 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gangline.protocol.outcomes import JobState, StopIntent
 from service import clock
+from service.background import BackgroundThread
 from service.db.leadership import LostLeadership, assert_leader
 from service.db.session import Database, Write
 from service.db.tables import attempt_nodes, attempts, jobs, nodes
@@ -46,41 +45,28 @@ MAX_FAILURES = 5
 """Sweeps of one attempt that may fail before it is closed by force."""
 
 
-@dataclass
-class Sweeper:
+class Sweeper(BackgroundThread):
     """Repeats `sweep` in a thread."""
 
-    database: Database
-    settings: Settings
-    epoch: int
-    watch: SilenceWatch = field(init=False)
-    failures: dict[int, int] = field(default_factory=dict)
-    """How often each attempt could not be swept, by id."""
-    _swept_at: float | None = None
-    _up_since: float = 0.0
-    """Database time since which there was no gap: deadlines count from here at the earliest."""
-
-    def __post_init__(self) -> None:
-        s = self.settings
+    def __init__(self, database: Database, settings: Settings, epoch: int):
+        super().__init__("sweeper")
+        self.database = database
+        self.settings = settings
+        self.epoch = epoch
         self.watch = SilenceWatch(
-            unreachable_seconds=s.unreachable_seconds,
-            lost_seconds=s.lost_seconds,
-            mass_silence_seconds=s.mass_silence_seconds,
-            largest_gap_seconds=s.sweep_seconds * 3,
+            unreachable_seconds=settings.unreachable_seconds,
+            lost_seconds=settings.lost_seconds,
+            mass_silence_seconds=settings.mass_silence_seconds,
+            largest_gap_seconds=settings.sweep_seconds * 3,
         )
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
+        self.failures: dict[int, int] = {}
+        """How often each attempt could not be swept, by id."""
+        self._swept_at: float | None = None
+        self._up_since = 0.0
+        """Database time since which there was no gap: deadlines count from here at the earliest."""
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop after the present sweep."""
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """See `BackgroundThread`."""
         while not self._stopping.wait(self.settings.sweep_seconds):
             try:
                 self.sweep(clock.monotonic())

@@ -202,3 +202,12 @@ def test_the_directive_waits_for_a_newer_version(api: Api) -> None:
 
     assert answers[0].json()["stop"] == {"intent": "cancel", "grace_seconds": 30.0}
     assert part.call("GET", f"directive?version={version + 9}&wait=0.1").json()["version"] == version + 1
+
+
+def test_tags_are_for_the_team_and_no_filter_tells_them_to_others(api: Api) -> None:
+    job_id = api.submit(name="tagged", tags={"project": "secret"})
+
+    assert api.request("GET", f"/jobs/{job_id}").json()["tags"] == {"project": "secret"}
+    assert api.request("GET", f"/jobs/{job_id}", who="bob").json()["tags"] == {}
+    assert [job["id"] for job in api.request("GET", "/jobs?tag=project").json()["items"]] == [job_id]
+    assert api.request("GET", "/jobs?tag=project", who="bob").json()["items"] == []

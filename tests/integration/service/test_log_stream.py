@@ -247,3 +247,27 @@ def test_an_event_id_that_is_none_is_refused(api: Api, event_id: str, status: in
     part = running(api)
     answer = api.request("GET", f"/jobs/{job_of(part)}/logs/stream", headers={"Last-Event-ID": event_id})
     assert answer.status_code == status
+
+
+def test_a_stream_breaks_off_when_its_token_is_revoked(api: Api) -> None:
+    made = api.request("POST", "/tokens", json={"label": "once"}).json()
+    part = running(api)
+    part.append(b"before\n", 0)
+    got: list[Event] = []
+
+    def follow() -> None:
+        url = f"{api.url}/api/v1/jobs/{job_of(part)}/logs/stream"
+        with httpx.stream("GET", url, headers={"Authorization": f"Bearer {made['token']}"}, timeout=30) as response:
+            for event in events_of(response.iter_lines()):
+                got.append(event)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    wait_until(lambda: any(event.kind == "log" for event in got), 10, "no first line came")
+    assert api.request("DELETE", f"/tokens/{made['id']}").status_code == 200
+    part.append(b"after\n", 7)
+
+    thread.join(20)
+    assert not thread.is_alive()
+    assert "after" not in "".join(event.data.get("text", "") for event in got)
+    assert "end" not in [event.kind for event in got]
