@@ -77,6 +77,33 @@ def test_o30_a_running_gang_and_its_follower_survive_the_death_of_every_other_pa
         assert follower.attempts == [1]
 
 
+def test_o04_an_outage_of_the_api_does_not_use_up_the_time_to_claim(tmp_path: Path) -> None:
+    """The attempt was allocated, then nobody could claim it for longer than a claim may take; nor can anybody for the
+    first moment after it, since the agents are held by SIGSTOP."""
+    claim_seconds = 2.0
+    evidence = Evidence(tmp_path / "evidence")
+    with Stack(has_proxies=True, settings={"CLAIM_SECONDS": str(claim_seconds)}) as stack:
+        stack.cut(*stack.node_names)
+        job_id = stack.python_job(WRITER, **gang(evidence))
+        stack.wait_state(job_id, "starting")
+        stack.kill9("server")
+        stack.heal(*stack.node_names)
+        agents = [stack.processes[name].pid for name in stack.node_names]
+        for pid in agents:
+            os.kill(pid, signal.SIGSTOP)
+        stays_true(lambda: "server" not in stack.processes, 1.5 * claim_seconds, "who started the API?")
+        stack.start_server()
+        stays_true(lambda: stack.job(job_id)["state"] == "starting", 1.0, "the outage is held against the attempt")
+        for pid in agents:
+            os.kill(pid, signal.SIGCONT)
+
+        stack.wait_state(job_id, "running")
+        evidence.release()
+        job = stack.wait_end(job_id)
+
+    assert (job["state"], job["attempts"]) == ("succeeded", 1)
+
+
 def kill_redis_and_lose_its_data(ordeal: Ordeal) -> None:
     assert ordeal.stack.redis is not None
     ordeal.stack.redis.kill9()
@@ -120,10 +147,15 @@ def kill_the_scheduler(ordeal: Ordeal) -> None:
 
 
 def take_the_api_down(ordeal: Ordeal) -> None:
-    """For several times as long as a node may be silent before it counts as lost."""
+    """For several times as long as a node may be silent before it counts as lost. An agent that is a little late when
+    it is back (held by SIGSTOP) shows that nothing of the outage is held against its node."""
     assert float(ordeal.stack.settings["LOST_SECONDS"]) * 3 < API_DOWN_SECONDS
     ordeal.stack.kill9("server")
     stays_true(ordeal.assert_keeps_writing, API_DOWN_SECONDS, "the ranks have stopped writing")
+    late = ordeal.stack.processes["node-2"].pid
+    os.kill(late, signal.SIGSTOP)
     ordeal.stack.start_server()
+    stays_true(lambda: ordeal.stack.node("node-2")["state"] == "ready", 1.0, "the outage is held against a node")
+    os.kill(late, signal.SIGCONT)
     ordeal.stack.wait_for_nodes()
     ordeal.assert_goes_on()

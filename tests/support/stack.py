@@ -259,6 +259,9 @@ class Stack:
             kill(pid)
         if self.redis is not None:
             self.redis.stop()
+        if self.pool_id:  # what a failed test may leave
+            for path in Path("/tmp").glob(f"gl-{self.pool_id}-*"):
+                shutil.rmtree(path, ignore_errors=True)
         if os.environ.get("GANGLINE_TEST_KEEP") != "1":
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -75,6 +75,7 @@ def test_heartbeats_are_retried_ever_later_up_to_a_limit_and_nodes_are_spread() 
     assert retry_delay(1, 1.0) == FIRST_RETRY_SECONDS
     assert retry_delay(3, 1.0) == 4 * FIRST_RETRY_SECONDS
     assert retry_delay(10_000, 1.0) == LONGEST_RETRY_SECONDS
+    assert retry_delay(10_000, 1.0, longest_seconds=2.0) == 2.0
     assert retry_delay(10_000, 0.0) < retry_delay(10_000, 0.5) < LONGEST_RETRY_SECONDS
 
 
