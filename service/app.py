@@ -14,6 +14,7 @@ from service.api.deps import AppState
 from service.api.middleware import Envelope
 from service.api.problems import install_problem_handlers
 from service.auth.principals import PrincipalCache
+from service.background import BackgroundThread
 from service.control import ControlThreads
 from service.db.migrate import migrate
 from service.db.pool import load_or_make_pool_id
@@ -73,7 +74,7 @@ def create_app(state: AppState) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        threads: list[ControlThreads | PostgresWakeups | ApiPresence] = []
+        threads: list[BackgroundThread] = []
         if state.settings.run_scheduler:
             threads.append(ControlThreads(state.database, state.settings, state.bus, state.hints))
         if not state.database.is_sqlite:
