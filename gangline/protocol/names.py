@@ -20,6 +20,12 @@ ENV_STOP_FILE: Final = "GANGLINE_STOP_FILE"
 ENV_JOB_FOLDER: Final = "GANGLINE_JOB_FOLDER"
 """Stable folder of the job on this node: it outlives attempts."""
 ENV_CHECKPOINT_FOLDER: Final = "GANGLINE_CHECKPOINT_FOLDER"
+ENV_PULSE_FILE: Final = "GANGLINE_PULSE_FILE"
+"""Where a rank of the trainer keeps its pulse (`gangline.protocol.pulse`)."""
+ENV_RESULT_FILE: Final = "GANGLINE_RESULT_FILE"
+"""Where local rank 0 of the trainer writes how the training ended, before teardown: `{"outcome": …, "step": …}`."""
+ENV_OFFSETS_FILE: Final = "GANGLINE_OFFSETS_FILE"
+"""Bytes of each stream that the API has accepted: a checkpoint is accepted once the event that tells of it is."""
 ENV_BROKER_URL: Final = "GANGLINE_BROKER_URL"
 """Told to an agent by its environment (arguments are seen by every user of the machine); never to a rank."""
 RESERVED_ENV_PREFIX: Final = "GANGLINE_"
@@ -44,6 +50,10 @@ OFFSETS_FILE: Final = "offsets.json"
 REPORT_FILE: Final = "report.json"
 """The final node report, kept until the API has accepted it."""
 RESULT_FILE: Final = "result.json"
+"""Written by local rank 0 of the trainer before teardown: it overrules how the ranks' processes then end."""
+PLAN_FILE: Final = "plan.json"
+"""The plan file of a recipe or entry (`trainer.plan.training_plan.TrainingPlan`)."""
+PULSES_FOLDER: Final = "pulses"
 STOP_FILE: Final = "stop"
 SUPERVISOR_LOG: Final = "supervisor.log"
 CODE_FOLDER: Final = "code"
@@ -65,6 +75,11 @@ def events_file(rank: int) -> str:
 def error_file(rank: int) -> str:
     """Path, relative to the attempt folder, of the error record of rank `rank` (TORCHELASTIC_ERROR_FILE)."""
     return f"{ERRORS_FOLDER}/rank-{rank}.json"
+
+
+def pulse_file(rank: int) -> str:
+    """Path, relative to the attempt folder, of the pulse of rank `rank`."""
+    return f"{PULSES_FOLDER}/rank-{rank}"
 
 
 # --- The doorbell --------------------------------------------------------------------------------------------------

@@ -48,6 +48,23 @@ class StopIntent(StrEnum):
     """The API answered 409 attempt_fenced: somebody else has the job now."""
 
 
+class TrainerExit(IntEnum):
+    """Exit codes of a rank of the trainer. Read for `recipe` and `entry` only: a script's 75 is just its code."""
+
+    SUCCEEDED = 0
+    CONFIG_ERROR = 64
+    """The plan cannot run, or the entry does not give a task."""
+    USER_ERROR = 65
+    """An exception of the user's code."""
+    OUT_OF_MEMORY = 66
+    NAN_LOSS = 67
+    COMMUNICATION_ERROR = 68
+    """A collective failed or timed out: a peer is gone. Secondary to any other failure."""
+    PREEMPTED = 75
+    """Asked to make room: a checkpoint of the agreed step is written."""
+    CANCELLED = 76
+
+
 class ExitCode(IntEnum):
     """Exit codes of `gang`. `WAIT_*` only from `wait`, `submit --wait` and `logs -f --exit-status`."""
 

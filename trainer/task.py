@@ -1,0 +1,67 @@
+"""`TrainTask`: what a user's entry function returns, and what every recipe is made of: model, loss, data.
+
+A plain `nn.Module`, a loss and a dataset are enough; everything else has a default. Not for: how it is trained (that is
+the job file's `train`, `parallel` and `checkpoint`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+Loss = torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]
+"""A mean over the samples of a batch, or (sum, count) where what is counted is not samples: unmasked tokens, say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTask:
+    """What is trained.
+
+    A batch that is a pair is (inputs, target): the model gets the inputs, the loss (output, target). With any other
+    batch the model gets all of it, and the loss (output, batch).
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    """The model, or a function that builds it. It is built on every rank under the same seed."""
+    loss: Callable[[Any, Any], Loss]
+    """loss(output, target)."""
+    data: Any
+    """Training data: map-style (`__len__` and `__getitem__`), or an iterable dataset."""
+    eval_data: Any = None
+    """Held-out data, map-style. None: no evaluation."""
+    metrics: Mapping[str, Callable[[Any, Any], torch.Tensor | float]] = field(default_factory=dict)
+    """Further values of the evaluation by name, metric(output, target): each a mean over the samples of a batch."""
+    forward: Callable[[nn.Module, Any], Any] | None = None
+    """forward(model, batch) instead of `model(inputs)`."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of samples. None: as torch's DataLoader does."""
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    """optimizer(model) instead of the job file's."""
+    schedule: Callable[[int], float] | None = None
+    """Factor on the learning rate at a step (0 is the first) instead of the job file's."""
+    tokens_per_sample: int | None = None
+    """For tokens/s. None: only samples/s is reported."""
+    flops_per_sample: float | None = None
+    """Of forward and backward, for MFU. None: 6 × parameters × tokens (or samples)."""
+    layers: Callable[[nn.Module], Sequence[nn.Module]] | None = None
+    """The layers in order, for strategies that split the model. Unused by single and ddp."""
+    tensor_parallel_plan: Mapping[str, str] | None = None
+    """Module name pattern to how it is split. Unused by single and ddp."""
+
+
+def inputs_of(batch: Any) -> Any:
+    """What of a batch the model gets."""
+    return batch[0] if _is_pair(batch) else batch
+
+
+def target_of(batch: Any) -> Any:
+    """What of a batch the loss gets."""
+    return batch[1] if _is_pair(batch) else batch
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, tuple | list) and len(batch) == 2
