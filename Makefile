@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints-ci.txt
 	printf 'Installing Gangline and its tools into $(VENV) (once; one to three minutes, 1.5 GB) ... '; \
 	started=$$(date +%s); \
 	test -x $(PYTHON) || "$$python" -m venv $(VENV); \
-	$(PYTHON) -m pip install -q --disable-pip-version-check -c constraints-ci.txt -e '.[server,worker,embedded,train,dev]' \
+	$(PYTHON) -m pip install -q --disable-pip-version-check -c constraints-ci.txt -e '.[server,worker,embedded,train,recipes,dev]' \
 	    || { echo "failed: see pip's message above; 'make clean' starts afresh" >&2; exit 1; }; \
 	touch $@; \
 	echo "done in $$(( $$(date +%s) - started )) s"

@@ -118,8 +118,14 @@ def join_mesh(environment: Mapping[str, str], *, start_timeout: float, timeout: 
                 groups["node_group"] = group
     mesh = Mesh(**place, **groups)  # type: ignore[arg-type]  # a dict of the fields above
     mesh.barrier()
-    dist.distributed_c10d._set_pg_timeout(lasting)
     return mesh
+
+
+def tighten_timeout(mesh: Mesh, hang_after_seconds: float) -> None:
+    """After the first step, which may compile for minutes on one rank: let model traffic time out sooner. The watchdog
+    of the supervisor comes first where there is one; this is for runs without."""
+    if mesh.world_size > 1:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2 * hang_after_seconds))
 
 
 def pinned_threads(environment: Mapping[str, str]) -> int | None:

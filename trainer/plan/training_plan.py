@@ -16,6 +16,7 @@ from typing import Any, Final
 from gangline.protocol.launch import decode, encode
 from trainer.plan.parallel_plan import ParallelPlan, ParallelRequest, resolve_parallel
 from trainer.plan.problem import PlanError, PlanProblem
+from trainer.plan.recipe_catalog import check_recipe
 
 PLAN_VERSION: Final = 1
 OPTIMIZERS: Final = ("adamw", "sgd")
@@ -205,6 +206,11 @@ def _target_rule(spec: TrainingSpec) -> Iterator[PlanProblem]:
             )
 
 
+def _recipe_rule(spec: TrainingSpec) -> Iterator[PlanProblem]:
+    if spec.run.recipe is not None:
+        yield from check_recipe(spec.run.recipe, spec.run.args)
+
+
 def _length_rule(spec: TrainingSpec) -> Iterator[PlanProblem]:
     train = spec.train
     if (train.steps is None) == (train.epochs is None):
@@ -261,6 +267,7 @@ def _warmup_rule(spec: TrainingSpec) -> Iterator[PlanProblem]:
 
 _RULES: Final[tuple[Callable[[TrainingSpec], Iterator[PlanProblem]], ...]] = (
     _target_rule,
+    _recipe_rule,
     _length_rule,
     _number_rule,
     _word_rule,

@@ -1,0 +1,118 @@
+"""What data parallelism promises beyond equal gradients: unused parameters named, uneven data, one score for all."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.protocol.pulse import Pulse
+from tests.distributed.tasks import TASKS
+from tests.distributed.training_cases import Recorder, plan_for
+from tests.support.ranks import RankFailed, Ranks
+from trainer.assembly import assemble_task
+from trainer.loop import Surroundings, Training
+from trainer.mesh import Mesh
+from trainer.plan.training_plan import CheckpointSettings, TrainingPlan, TrainSettings
+from trainer.stop import StopFlag
+
+TRAIN = TrainSettings(steps=8, batch_size=8, optimizer="sgd", lr=0.05)
+UNUSED_SECONDS = 10.0
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def train(mesh: Mesh, task: str, plan: TrainingPlan) -> dict[str, Any]:
+    """Train to the end; the last step, the buffers, and what was told."""
+    events = Recorder()
+    subject = assemble_task(TASKS[task](), plan, mesh, events, {})
+    around = Surroundings(mesh=mesh, events=events, stop=StopFlag({}), pulse=Pulse(None), say=lambda text: None)
+    ending = Training(plan, subject, around).run()
+    buffers = {name: buffer.clone() for name, buffer in subject.model.inner.named_buffers()}
+    return {
+        "step": ending.step,
+        "buffers": buffers,
+        "val_loss": events.values("val_loss"),
+        "loss": events.values("loss"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("task", "where"), [("unused_layer", "on every rank"), ("layer_of_odd_ranks", "on rank 0 only")]
+)
+def test_o48_unused_parameters_are_named_before_anybody_waits_for_them(two_ranks: Ranks, task: str, where: str) -> None:
+    two_ranks.run(train, "mlp", plan_for("mlp", 2, TRAIN))  # the ranks run: their start does not count
+
+    with pytest.raises(RankFailed) as failure:
+        two_ranks.run(train, task, plan_for(task, 2, TRAIN), seconds=UNUSED_SECONDS)
+
+    assert failure.value.types == {0: "UnusedParametersError", 1: "UnusedParametersError"}
+    text = str(failure.value)
+    assert f"2 parameters got no gradient {where}: extra.bias, extra.weight" in text
+    assert "parallel.find_unused_parameters: true" in text
+
+
+@pytest.mark.parametrize("task", ["unused_layer", "layer_of_odd_ranks"])
+def test_o48_with_the_option_it_trains(two_ranks: Ranks, task: str) -> None:
+    ended = two_ranks.run(train, task, plan_for(task, 2, TRAIN, find_unused_parameters=True))
+
+    assert [one["step"] for one in ended] == [8, 8]
+
+
+def test_o46_uneven_streams_stop_with_the_shortest_rank(two_ranks: Ranks) -> None:
+    settings = dataclasses.replace(TRAIN, steps=100)
+
+    ended = two_ranks.run(train, "uneven_stream", plan_for("uneven_stream", 2, settings))
+
+    assert [one["step"] for one in ended] == [10, 10]
+    assert len(ended[0]["loss"]) == 10
+
+
+def test_an_iterable_dataset_goes_on_where_its_checkpoint_stands(two_ranks: Ranks, tmp_path: Path) -> None:
+    def plan(steps: int) -> TrainingPlan:
+        made = plan_for("uneven_stream", 2, dataclasses.replace(TRAIN, steps=steps))
+        return dataclasses.replace(made, checkpoint=CheckpointSettings(), checkpoint_root=str(tmp_path))
+
+    whole = two_ranks.run(train, "uneven_stream", plan_for("uneven_stream", 2, dataclasses.replace(TRAIN, steps=9)))
+    first = two_ranks.run(train, "uneven_stream", plan(4))
+    second = two_ranks.run(train, "uneven_stream", plan(9))
+
+    assert first[0]["loss"] + second[0]["loss"] == whole[0]["loss"]
+
+
+def test_o51_batch_norm_statistics_and_scores_are_the_same_on_every_rank(two_ranks: Ranks) -> None:
+    with_sync = two_ranks.run(train, "batch_norm", plan_for("batch_norm", 2, TRAIN))
+    without = two_ranks.run(train, "batch_norm", plan_for("batch_norm", 2, TRAIN, sync_batch_norm=False))
+
+    for first, second in (with_sync, without):
+        assert first["buffers"].keys() == second["buffers"].keys() != set()
+        assert all((first["buffers"][name] == one).all() for name, one in second["buffers"].items())
+        assert first["val_loss"] == second["val_loss"] != []
+
+
+def test_nan_on_one_rank_is_that_ranks_failure_and_the_others_say_so(two_ranks: Ranks) -> None:
+    with pytest.raises(RankFailed) as failure:
+        two_ranks.run(train, "not_finite_on_rank_1", plan_for("not_finite_on_rank_1", 2, TRAIN))
+
+    assert failure.value.types == {0: "PeerFailedError", 1: "NonFiniteLossError"}
+    assert "the loss is not finite at step 4 on rank 1" in str(failure.value)
+
+
+def test_o45_the_score_of_7_samples_does_not_depend_on_the_number_of_ranks(two_ranks: Ranks) -> None:
+    scores = []
+    with Ranks(1) as one, Ranks(3) as three:
+        for ranks in (one, two_ranks, three):
+            settings = dataclasses.replace(TRAIN, steps=1, lr=0.0)
+            ended = ranks.run(train, "seven_held_out", plan_for("seven_held_out", ranks.world_size, settings))
+            scores.append({round(value, 12) for rank in ended for value in rank["val_loss"]})
+
+    assert scores[0] == scores[1] == scores[2]
+    assert len(scores[0]) == 1 and not math.isnan(next(iter(scores[0])))

@@ -1,0 +1,92 @@
+"""Makes what the loop needs of a plan: task, model on its device, optimizer, data, checkpoints.
+
+Not for: running it (`trainer.loop`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gangline.protocol.names import ENV_OFFSETS_FILE
+from trainer.checkpoint.checkpointer import Checkpointer
+from trainer.entries import load_task
+from trainer.events import EventWriter
+from trainer.failure import ConfigError
+from trainer.feed import Feed
+from trainer.loop import Subject
+from trainer.mesh import Mesh
+from trainer.optimizers import build_optimizer
+from trainer.parallel.replicate import replicate
+from trainer.plan.training_plan import TrainingPlan
+from trainer.rates import Speedometer, dense_peak_flops
+from trainer.seeds import derive, make_deterministic, seed_all
+from trainer.task import TrainTask
+
+
+def assemble(plan: TrainingPlan, mesh: Mesh, events: EventWriter, environment: Mapping[str, str]) -> Subject:
+    """Build everything. Runs user code. Raises ConfigError, PlanError and what user code raises."""
+    if plan.train.deterministic:
+        make_deterministic()
+    # An entry may build its model at once, a recipe's is built below: both from the same seed on every rank.
+    seed_all(derive(plan.train.seed, "init"))
+    return assemble_task(load_task(plan.run), plan, mesh, events, environment)
+
+
+def assemble_task(
+    task: TrainTask, plan: TrainingPlan, mesh: Mesh, events: EventWriter, environment: Mapping[str, str]
+) -> Subject:
+    """As `assemble`, of a task that is there already."""
+    seed_all(derive(plan.train.seed, "init"))
+    model = _model_of(task).to(mesh.device)
+    feed = Feed(task, plan, mesh)
+    parallel = replicate(model, plan.parallel, mesh)
+    optimizer = task.optimizer(parallel.inner) if task.optimizer else build_optimizer(parallel.inner, plan.train)
+    checkpointer = None
+    if plan.checkpoint_root is not None:
+        checkpointer = Checkpointer(
+            mesh,
+            plan,
+            emit=events.emit,
+            accepted_bytes=_accepted_bytes(mesh, environment),
+            note=events.notice,
+        )
+    num_parameters = sum(parameter.numel() for parameter in parallel.inner.parameters())
+    name = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else ""
+    speed = Speedometer(
+        tokens_per_sample=task.tokens_per_sample,
+        # 6 per parameter and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1).
+        flops_per_sample=task.flops_per_sample or 6.0 * num_parameters * (task.tokens_per_sample or 1),
+        peak_flops=dense_peak_flops(name),
+        world_size=mesh.world_size,
+    )
+    return Subject(task=task, model=parallel, optimizer=optimizer, feed=feed, checkpointer=checkpointer, speed=speed)
+
+
+def _model_of(task: TrainTask) -> nn.Module:
+    model = task.model if isinstance(task.model, nn.Module) else task.model()
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the task's model function returned {type(model).__name__}; return a torch.nn.Module.")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError("the task's model has no parameter to train (none requires a gradient).")
+    return model
+
+
+def _accepted_bytes(mesh: Mesh, environment: Mapping[str, str]) -> Callable[[], int | None]:
+    """How much of rank 0's events the API has accepted; None without a supervisor."""
+    path = environment.get(ENV_OFFSETS_FILE)
+
+    def read() -> int | None:
+        if not path:
+            return None
+        try:
+            offsets = json.loads(Path(path).read_bytes())
+        except FileNotFoundError:
+            return 0
+        return int(offsets.get("events/0", 0))
+
+    return read

@@ -1,0 +1,93 @@
+"""Evaluation: each held-out sample once over all ranks, so the result is the same for any number of them.
+
+Ranks may have different numbers of batches, so forward exchanges nothing; between batches all agree now and then
+whether to go on, which is how a stop ends an evaluation early on every rank.
+
+Not for: when to evaluate (`trainer.loop`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from trainer.data.batches import MicroBatch
+from trainer.mesh import Mesh
+from trainer.parallel.replicate import ParallelModel
+from trainer.step import call_model, checked_loss
+from trainer.task import TrainTask, target_of
+
+ROUND_SECONDS: Final = 1.0
+"""Ranks agree about this often whether to go on."""
+MAX_ROUND_BATCHES: Final = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """Evaluates one model. `moved` is called after each batch, for the pulse."""
+
+    task: TrainTask
+    model: ParallelModel
+    mesh: Mesh
+    autocast: Callable[[], AbstractContextManager[Any]]
+    is_stop_asked: Callable[[], bool]
+    moved: Callable[[], None]
+
+    def run(self, batches: Iterator[MicroBatch], num_batches: int) -> dict[str, float] | None:
+        """Means over all held-out samples, by name: `loss` and the task's metrics. Every rank gets the same.
+
+        `num_batches`: the most that any rank has, the same number on every rank. None: given up, since the training is
+        to stop. Raises what user code raises.
+        """
+        names = ["loss", *self.task.metrics]
+        sums = torch.zeros(len(names), dtype=torch.float64, device=self.mesh.device)
+        counts = torch.zeros_like(sums)
+        was_training = self.model.inner.training
+        self.model.inner.eval()
+        try:
+            with torch.no_grad():
+                if not self._run_rounds(batches, num_batches, sums, counts):
+                    return None
+        finally:
+            self.model.inner.train(was_training)
+        totals = self.mesh.sum([*sums.tolist(), *counts.tolist()])
+        pairs = zip(names, totals[: len(names)], totals[len(names) :], strict=True)
+        return {name: total / count if count else float("nan") for name, total, count in pairs}
+
+    def _run_rounds(
+        self, batches: Iterator[MicroBatch], num_batches: int, sums: torch.Tensor, counts: torch.Tensor
+    ) -> bool:
+        """Whether it came to the end. The first round is one batch, to see how long one takes."""
+        num_done, num_in_round = 0, 1
+        while num_done < num_batches:
+            begun_at = time.perf_counter()
+            for _ in range(min(num_in_round, num_batches - num_done)):
+                micro = None if self.is_stop_asked() else next(batches, None)
+                if micro is not None and micro.num_samples:
+                    self._add(micro, sums, counts)
+                self.moved()
+            num_done += num_in_round
+            seconds = (time.perf_counter() - begun_at) / num_in_round
+            slowest, num_stops = self.mesh.max([seconds, float(self.is_stop_asked())])
+            if num_stops:
+                return False
+            num_in_round = max(1, min(MAX_ROUND_BATCHES, int(ROUND_SECONDS / max(slowest, 1e-6))))
+        return True
+
+    def _add(self, micro: MicroBatch, sums: torch.Tensor, counts: torch.Tensor) -> None:
+        target = target_of(micro.batch)
+        with self.autocast():
+            output = call_model(self.task, self.model.inner, micro.batch)
+            value, counted = checked_loss(self.task.loss(output, target))
+            others = [metric(output, target) for metric in self.task.metrics.values()]
+        num = micro.num_samples
+        sums[0] += value if counted is not None else value * num
+        counts[0] += num if counted is None else counted
+        for index, other in enumerate(others, start=1):
+            sums[index] += other * num
+            counts[index] += num
