@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from service.api import agent, bundles, health, identity, jobs, logs, metrics, nodes
+from service.api import agent, bundles, health, identity, job_actions, jobs, logs, metrics, nodes
 from service.api.deps import AppState
 from service.api.middleware import Envelope
 from service.api.problems import install_problem_handlers
@@ -37,6 +37,7 @@ ROUTERS = (
     logs.router,
     metrics.router,
     jobs.router,
+    job_actions.router,
     nodes.router,
     bundles.router,
     agent.router,

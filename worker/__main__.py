@@ -42,6 +42,7 @@ def _run_agent(options: argparse.Namespace) -> int:
                 enrolment_token_file=options.enrolment_token_file,
                 broker_url=options.broker_url or os.environ.get(ENV_BROKER_URL) or None,
                 inventory=_inventory(options),
+                shared_folder=options.shared_folder,
             )
         )
     except (AgentError, InventoryError) as error:
@@ -79,6 +80,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="URL",
         help=f"Redis that carries hints (better given as {ENV_BROKER_URL}: arguments are seen by every user of the "
         "machine); without one, heartbeats alone start jobs",
+    )
+    agent.add_argument(
+        "--shared-folder",
+        type=Path,
+        metavar="DIR",
+        help="folder that other nodes see as well, for checkpoints: a job can then go on on any node that shares it",
     )
     agent.add_argument(
         "--recorded-inventory",

@@ -33,7 +33,8 @@ from worker.local_attempts import LocalAttempts, Start
 from worker.nursery import Nursery
 from worker.process_set import marked_attempts
 from worker.reconcile import Answer, Observed, SupervisorState, reconcile
-from worker.state import current_boot_id, write_json
+from worker.shared_folder import verify_shared_folder
+from worker.state import SharedFolder, current_boot_id, write_json
 from worker.wake import Wake
 
 LOCK_FILE: Final = "agent.lock"
@@ -64,6 +65,8 @@ def run_agent(settings: AgentSettings) -> int:
     with open(data / LOCK_FILE, "ab") as lock, Wake() as wake:
         _take_lock(lock.fileno(), data)
         inventory = encode(settings.inventory.read())
+        shared = None if settings.shared_folder is None else verify_shared_folder(settings.shared_folder)
+        inventory["shared_folder_id"] = None if shared is None else shared.folder_id
         # Before enrolment, so that it is loaded by the time that the first attempt comes.
         with Nursery() as nursery:
             credential = node_credential(settings, data, wake)
@@ -73,6 +76,7 @@ def run_agent(settings: AgentSettings) -> int:
                 data=data,
                 credential=credential,
                 inventory=inventory,
+                shared_folder=shared,
                 broker_url=settings.broker_url,
                 nursery=nursery,
                 wake=wake,
@@ -90,6 +94,7 @@ class Agent:
         data: Path,
         credential: Credential,
         inventory: dict[str, object],
+        shared_folder: SharedFolder | None,
         broker_url: str | None,
         nursery: Nursery,
         wake: Wake,
@@ -97,6 +102,7 @@ class Agent:
         self._data = data
         self._credential = credential
         self._inventory = inventory
+        self._shared_folder = shared_folder
         self._wake = wake
         self._incarnation = str(uuid.uuid4())
         self._boot_id = current_boot_id()
@@ -108,6 +114,7 @@ class Agent:
             incarnation=self._incarnation,
             api=self._api,
             spawner=nursery,
+            shared_folder=shared_folder,
         )
         self._doorbell = Doorbell(data)
         self._celery = (
@@ -137,6 +144,7 @@ class Agent:
             server=self._credential.server,
             incarnation=self._incarnation,
             pid=os.getpid(),
+            shared_folder=None if self._shared_folder is None else self._shared_folder.path,
         )
         self._log_adopted()
         with selectors.DefaultSelector() as selector:
@@ -254,6 +262,7 @@ class Agent:
             "celery_pid": None if self._celery is None else self._celery.pid,
             "hints": asdict(self._hints),
             "started_attempts": self._attempts.started,
+            "shared_folder": None if self._shared_folder is None else asdict(self._shared_folder),
             "is_connected": self._failures == 0,
         }
         if status == self._status:

@@ -31,6 +31,15 @@ SCRATCH_ROOT: Final = Path("/tmp")
 """Not TMPDIR: socket paths of the ranks lie below it and may hold 108 bytes."""
 
 
+_FOLDERS: Final = (
+    names.CODE_FOLDER,
+    names.LOGS_FOLDER,
+    names.EVENTS_FOLDER,
+    names.ERRORS_FOLDER,
+    names.PULSES_FOLDER,
+)
+
+
 class AlreadySupervisedError(RuntimeError):
     """Another process supervises (or finishes) this attempt."""
 
@@ -97,7 +106,7 @@ def ranks_of(plan: LaunchPlan) -> range:
 
 def lay_out(attempt_folder: Path, plan: LaunchPlan) -> None:
     """Make the folders and the empty log and events files, so that they can be watched before anything is in them."""
-    for folder in (names.CODE_FOLDER, names.LOGS_FOLDER, names.EVENTS_FOLDER, names.ERRORS_FOLDER):
+    for folder in _FOLDERS:
         (attempt_folder / folder).mkdir(mode=0o700, exist_ok=True)
     for rank in ranks_of(plan):
         (attempt_folder / names.log_file(rank)).touch(mode=0o600)

@@ -1,8 +1,8 @@
 """The cgroup of an attempt: a kernel-kept list of its processes that nothing in it can leave unseen.
 
 cgroup v2 where this process may make groups beside or under its own; on a machine whose memory controller is still v1,
-a v1 memory group as well, only for its counter of OOM kills. Where neither can be made, `worker.process_set` does
-without. Not for: limits on memory or CPUs.
+a v1 memory group as well, for the limit on memory and its counter of OOM kills. Where neither can be made,
+`worker.process_set` does without. Not for: limits on CPUs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,32 +65,45 @@ def group_name(mark: str) -> str:
     return f"gangline-{mark.rpartition('/')[2]}-{digest[:12]}"
 
 
-class AttemptCgroup:
-    """One attempt's groups. `folders[0]` is the v2 one, which lists and kills; any other only counts."""
+REMOVE_SECONDS: Final = 5.0
+_REMOVE_ROUND_SECONDS: Final = 0.02
 
-    def __init__(self, folders: tuple[Path, ...]) -> None:
+
+class AttemptCgroup:
+    """One attempt's groups. `folders[0]` is the v2 one, which lists and kills; any other is for memory."""
+
+    def __init__(self, folders: tuple[Path, ...], *, limits_memory: bool = False) -> None:
         self.folders = folders
+        self.limits_memory = limits_memory
+        """Whether the kernel holds the attempt to its memory."""
 
     @classmethod
-    def create(cls, home: CgroupHome, mark: str) -> AttemptCgroup:
-        """Make the groups. Raises OSError (read-only, not permitted) when the v2 group cannot be made.
+    def create(cls, home: CgroupHome, mark: str, memory_bytes: int | None = None) -> AttemptCgroup:
+        """Make the groups, held to `memory_bytes` of memory and no swap where the kernel can. Raises OSError
+        (read-only, not permitted) when the v2 group cannot be made.
 
-        A v1 memory group that cannot be made or entered is left out: it only adds a counter.
+        A v1 memory group that cannot be made or entered is left out: it adds a limit and a counter, no more.
         """
-        name = group_name(mark)
+        folders = cls._make_folders(home, group_name(mark))
+        limits = memory_bytes is not None and any(_limit_memory(folder, memory_bytes) for folder in folders)
+        return cls(folders, limits_memory=limits)
+
+    @classmethod
+    def _make_folders(cls, home: CgroupHome, name: str) -> tuple[Path, ...]:
         unified = home.unified / name
+        _hand_down_memory(home.unified)
         unified.mkdir(exist_ok=True)
         if not os.access(unified / "cgroup.procs", os.W_OK):
             raise PermissionError(f"cannot put processes into {unified}")
         if home.memory_v1 is None:
-            return cls((unified,))
+            return (unified,)
         memory = home.memory_v1 / name
         try:
             memory.mkdir(exist_ok=True)
         except OSError:
-            return cls((unified,))
+            return (unified,)
         is_usable = os.access(memory / "cgroup.procs", os.W_OK) and (memory / "memory.oom_control").exists()
-        return cls((unified, memory) if is_usable else (unified,))
+        return (unified, memory) if is_usable else (unified,)
 
     @classmethod
     def existing(cls, home: CgroupHome, mark: str) -> AttemptCgroup | None:
@@ -128,8 +142,18 @@ class AttemptCgroup:
                 count = max(count, *(int(row[1]) for row in rows if row[0] == "oom_kill"), 0)
         return count
 
-    def remove(self) -> list[Path]:
-        """Remove the groups, deepest first; returns those that could not be (something still runs in them)."""
+    def remove(self, seconds: float = REMOVE_SECONDS) -> list[Path]:
+        """Remove the groups, deepest first; returns those that could not be (something still runs in them).
+
+        A killed process stays in its group until its memory is given back and its parent has taken notice, which may
+        take a moment after it can no longer be seen: tried again for `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        while (remaining := self._remove_once()) and time.monotonic() < deadline:
+            time.sleep(_REMOVE_ROUND_SECONDS)
+        return remaining
+
+    def _remove_once(self) -> list[Path]:
         remaining: list[Path] = []
         for root in self.folders:
             for folder in reversed(list(_tree(root))):
@@ -140,6 +164,37 @@ class AttemptCgroup:
                 except OSError:
                     remaining.append(folder)
         return remaining
+
+
+_MEMORY_LIMITS: Final = (("memory.max", "memory.swap.max"), ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"))
+"""(memory, swap) of v2 and v1. In v2 swap is counted for itself, in v1 with the memory."""
+
+
+def _limit_memory(folder: Path, memory_bytes: int) -> bool:
+    """Hold a group to so much memory. False where this group cannot."""
+    for memory, swap in _MEMORY_LIMITS:
+        if not (folder / memory).exists():
+            continue
+        try:
+            (folder / memory).write_text(str(memory_bytes), encoding="ascii")
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):  # a kernel that does not count swap
+            (folder / swap).write_text("0" if memory == "memory.max" else str(memory_bytes), encoding="ascii")
+        return True
+    return False
+
+
+def _hand_down_memory(home: Path) -> None:
+    """Let groups below `home` limit memory, as systemd's delegation leaves it to us. A group that holds processes of
+    its own may not, and a hierarchy without the controller cannot."""
+    try:
+        is_there = "memory" in (home / "cgroup.controllers").read_text(encoding="ascii").split()
+        is_handed_down = "memory" in (home / "cgroup.subtree_control").read_text(encoding="ascii").split()
+        if is_there and not is_handed_down:
+            (home / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
+    except OSError:
+        return
 
 
 def _beside_agent(own: Path) -> Path:

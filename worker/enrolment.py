@@ -46,6 +46,8 @@ class AgentSettings:
     broker_url: str | None
     """None: no Celery child, heartbeats alone."""
     inventory: InventorySource
+    shared_folder: Path | None = None
+    """Folder that other nodes see as well; None: there is none."""
 
 
 def retry_delay(failures: int, chance: float, *, longest_seconds: float = LONGEST_RETRY_SECONDS) -> float:

@@ -105,7 +105,7 @@ def _check_program(plan: LaunchPlan, command: RankCommand) -> Problem:
     if find_program(program, search_path, command.working_folder) is not None:
         return None
     where = f"in {command.working_folder}" if "/" in program else f"on PATH ({search_path})"
-    if plan.run.kind == "script":
+    if plan.run.kind != "command":
         return (
             Outcome.ENVIRONMENT_ERROR,
             f"The Python interpreter {program!r} is not found {where} on node {plan.node_name}.",

@@ -13,6 +13,7 @@ import signal
 from typing import Any, Final
 
 from gangline.protocol.launch import ErrorRecord
+from gangline.protocol.peer_loss import is_peer_loss_text, is_port_taken_text
 
 TAIL_BYTES: Final = 64 * 1024
 """How much of a log's end is looked at."""
@@ -26,33 +27,15 @@ _RANK_PREFIX: Final = re.compile(r"^\[rank\d+\]:(?: |$)")
 """torch.distributed puts it before each line of an uncaught exception."""
 _EXCEPTION_LINE: Final = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 
-_PEER_LOSS: Final = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        # gloo: pair.cc and unbound_buffer.cc
-        r"gloo.*connection closed by peer",
-        r"gloo.*(connection reset by peer|broken pipe|connection refused)",
-        r"gloo.*timed out waiting \d+ms for (recv|send) operation",
-        r"gloo.*(application timeout caused pair closure|timed out|no route to host)",
-        r"connect(ed)?FullMesh failed",
-        # NCCL and ProcessGroupNCCL
-        r"ncclRemoteError|remote process exited or there was a network error",
-        r"ncclSystemError.*(socket|connection|network)",
-        r"NCCL.*(timeout|timed out|connection closed by remote peer|communicator was aborted|connection reset)",
-        r"watchdog caught collective operation timeout",
-        # TCPStore and rendezvous
-        r"client socket has timed out after \d+ms",
-        r"timed out after \d+ seconds waiting for clients",
-        r"(TCPStore|c10d|socket\.cpp|store).*(connection reset|broken pipe|connection closed|wait timeout|timed out)",
-        r"recvValue failed|failed to recv, got 0 bytes|sendBytes failed|recvVector failed",
-        r"DistStoreError|DistNetworkError(?!.*EADDRINUSE)",
-        r"monitoredBarrier.*(timed out|failed)",
-    )
+_TERMINATE: Final = re.compile(
+    r"terminate called after throwing an instance of '(?P<type>[^']+)'(?:\s+what\(\):\s+(?P<message>[^\n]*))?"
 )
-"""What gloo, NCCL and TCPStore say when the other side is gone. A bare "connection reset" is not here: it is as likely
-the user's own download."""
-
-_PORT_TAKEN: Final = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_SHARED_MEMORY: Final = re.compile(
+    r"\bbus error\b|insufficient shared memory|creating shared memory segment"
+    r"|(shared memory object|file </|/dev/shm).*no space left on device|no space left on device.*/dev/shm",
+    re.IGNORECASE,
+)
+"""What torch, multiprocessing and NCCL say when /dev/shm is full."""
 
 
 def exit_of(status: int) -> tuple[int | None, str | None]:
@@ -108,12 +91,46 @@ def error_of_log(tail: bytes) -> ErrorRecord | None:
     return None
 
 
+def error_of_abort(tail: bytes) -> ErrorRecord | None:
+    """What C++ said of itself when it ended a process by SIGABRT, in the end of a log; None when it did not."""
+    found = list(_TERMINATE.finditer(tail.decode("utf-8", "replace")))
+    if not found:
+        return None
+    match = found[-1]
+    kind = match["type"].rpartition("::")[2]
+    message = (match["message"] or "").strip()
+    if kind == "bad_alloc":
+        return ErrorRecord(type="MemoryError", message=f"C++ could not allocate memory: {message}", traceback="")
+    return ErrorRecord(type=kind, message=_cut_end(f"{match['type']}: {message}", MAX_MESSAGE_BYTES), traceback="")
+
+
+def is_shared_memory_exhausted(error: ErrorRecord | None, signal_name: str | None) -> bool:
+    """Whether a rank, or one of its data loaders, reads as having run out of shared memory."""
+    if signal_name == "SIGBUS":
+        return True
+    return error is not None and _SHARED_MEMORY.search(f"{error.type}: {error.message}".replace("\n", " ")) is not None
+
+
+def with_shared_memory_hint(error: ErrorRecord | None, size_bytes: int) -> ErrorRecord:
+    """The error of a rank that ran out of shared memory, with the size and what helps."""
+    hint = (
+        f"The most likely reason is that shared memory (/dev/shm, {_size(size_bytes)} on this node) was full. "
+        "Fix: make it larger (--shm-size of a container), or use fewer data loader workers or smaller batches."
+    )
+    if error is None:
+        return ErrorRecord(type="BusError", message=hint, traceback="")
+    return ErrorRecord(
+        type=error.type,
+        message=f"{_cut_end(error.message, MAX_MESSAGE_BYTES - len(hint) - 1)}\n{hint}",
+        traceback=error.traceback,
+    )
+
+
 def is_peer_loss(error: ErrorRecord | None) -> bool:
     """Whether an error reads as the loss of a peer: secondary to any other failure of the gang."""
     if error is None:
         return False
-    text = f"{error.type}: {error.message}".replace("\n", " ")
-    return any(pattern.search(text) for pattern in _PEER_LOSS) and not _PORT_TAKEN.search(text)
+    return is_peer_loss_text(f"{error.type}: {error.message}")
 
 
 def is_port_taken(error: ErrorRecord | None, port: int) -> bool:
@@ -121,7 +138,11 @@ def is_port_taken(error: ErrorRecord | None, port: int) -> bool:
     if error is None:
         return False
     text = f"{error.type}: {error.message}"
-    return _PORT_TAKEN.search(text) is not None and re.search(rf"(?<!\d){port}(?!\d)", text) is not None
+    return is_port_taken_text(text) and re.search(rf"(?<!\d){port}(?!\d)", text) is not None
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes >> 30} GiB" if num_bytes >= 10 << 30 else f"{num_bytes >> 20} MiB"
 
 
 def _plain(line: str) -> str:

@@ -20,8 +20,11 @@ from worker.agent_log import log
 from worker.api import AttemptApi
 from worker.cgroup import AttemptCgroup
 from worker.courier import Courier, DeliveredNotice, FencedNotice
+from worker.endings import is_trainer
 from worker.mailbox import Mailbox
-from worker.process_set import end_marked
+from worker.node_report import read_result
+from worker.process_set import end_marked, marked_pids
+from worker.shared_memory import SharedMemoryTrace
 from worker.shipper import Shipper, streams_of
 from worker.state import (
     AttemptState,
@@ -46,16 +49,28 @@ def finish_lost(attempt_folder: Path, outcome: str, message: str) -> None:
     ranks = [ProcessIdentity(pid=rank.pid, start_time=rank.start_time, boot_id=boot_id) for rank in record.ranks]
     groups = tuple(Path(group) for group in record.cgroup_folders if Path(group).is_dir())
     cgroup = AttemptCgroup(groups) if is_same_boot and groups else None
-    killed, leftovers = end_marked(state.marker, recorded=ranks if is_same_boot else (), cgroup=cgroup)
+    known = ranks if is_same_boot else []
+    shared_memory = SharedMemoryTrace(since=min((rank.started_at for rank in record.ranks), default=time.time()))
+    shared_memory.look(marked_pids(state.marker, recorded=known, cgroup=cgroup))
+    killed, leftovers = end_marked(state.marker, recorded=known, cgroup=cgroup)
+    _free_shared_memory(shared_memory)
     state = dataclasses.replace(state, supervisor=own_identity())
     _save_state(attempt_folder, state)
     log("finishing", attempt_id=state.attempt_id, outcome=outcome, killed=killed, leftovers=len(leftovers))
     if outcome != FENCED and state.node_rank is not None and state.phase != "ended":
         plan = _plan_or_none(attempt_folder)
         failure = NodeFailure(outcome=outcome, message=message, at=time.time())
-        report = _ready_report(attempt_folder) or _lost_report(record, failure, leftovers)
+        result = read_result(attempt_folder) if plan is not None and is_trainer(plan.run) else None
+        report = _ready_report(attempt_folder) or _lost_report(record, failure, leftovers, result)
         _deliver(attempt_folder, state, state.node_rank, plan, report)
     clean_up(attempt_folder, state, record)
+
+
+def _free_shared_memory(shared_memory: SharedMemoryTrace) -> None:
+    try:
+        shared_memory.clean()
+    except OSError as error:
+        log("shared_memory_not_freed", error=error)  # it takes memory, and hinders nothing else
 
 
 def clean_up(attempt_folder: Path, state: AttemptState, record: folders.SupervisorRecord) -> None:
@@ -92,7 +107,9 @@ def _deliver(
                 return
 
 
-def _lost_report(record: folders.SupervisorRecord, failure: NodeFailure, leftovers: tuple[str, ...]) -> NodeReport:
+def _lost_report(
+    record: folders.SupervisorRecord, failure: NodeFailure, leftovers: tuple[str, ...], result: str | None
+) -> NodeReport:
     now = time.time()
     ranks = tuple(
         RankReport(
@@ -108,7 +125,12 @@ def _lost_report(record: folders.SupervisorRecord, failure: NodeFailure, leftove
         for rank in record.ranks
     )
     return NodeReport(
-        ranks=ranks, failure=failure, stop_intent=None, process_set_empty=not leftovers, leftovers=leftovers
+        ranks=ranks,
+        failure=failure,
+        stop_intent=None,
+        process_set_empty=not leftovers,
+        leftovers=leftovers,
+        result=result,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from gangline.protocol import names
 from gangline.protocol.launch import LaunchPlan, Rendezvous
+from worker.endings import is_trainer
 from worker.state import marker
 
 _KEPT_VARIABLES: Final = frozenset(
@@ -35,11 +36,11 @@ class LaunchContext:
     scratch_folder: Path
     """TMPDIR of the ranks: short, since socket paths lie in it, and removed at the end."""
     package_folder: Path
-    """Holds `gangline` and `trainer` and nothing else: last on PYTHONPATH."""
+    """Holds `gangline` and `trainer` and nothing else: last on PYTHONPATH, first for the trainer's own ranks."""
     environment: Mapping[str, str]
     """The agent's own environment. Only a few named variables of it reach a rank, never a secret."""
     default_python: str
-    """Interpreter of a script whose plan names none."""
+    """Interpreter of a job whose plan names none."""
     interface: str | None
     """Network interface that owns the node's registered address; None: not known."""
     shell: str
@@ -60,8 +61,25 @@ class RankCommand:
 
 
 def num_processes(plan: LaunchPlan) -> int:
-    """How many processes this node starts: a command runs once, a script once per rank."""
-    return plan.processes_per_node if plan.run.kind == "script" else 1
+    """How many processes this node starts: a command runs once, everything else once per rank."""
+    return plan.processes_per_node if has_ranks(plan) else 1
+
+
+def has_ranks(plan: LaunchPlan) -> bool:
+    """Whether each process is a rank. A command brings its own launcher."""
+    return plan.run.kind == "script" or is_trainer(plan.run)
+
+
+def data_limit_bytes(plan: LaunchPlan) -> int | None:
+    """What each rank may allocate where no cgroup holds the job to its memory; None: not limited.
+
+    For trainers without GPUs only: there allocations are memory that is used. CUDA reserves far more than it uses, and
+    so may any program of a script or command. Pure.
+    """
+    has_gpus = any(gpu.kind == "gpu" for gpu in plan.gpus)
+    if plan.memory_bytes is None or has_gpus or not is_trainer(plan.run):
+        return None
+    return plan.memory_bytes // num_processes(plan)
 
 
 def rank_commands(plan: LaunchPlan, rendezvous: Rendezvous, context: LaunchContext) -> tuple[RankCommand, ...]:
@@ -92,6 +110,10 @@ def _arguments(plan: LaunchPlan, context: LaunchContext) -> tuple[str, ...]:
     run = plan.run
     if run.kind == "script" and run.script is not None:
         return (plan.python or context.default_python, run.script, *run.args)
+    if is_trainer(run):
+        plan_file = str(context.attempt_folder / names.PLAN_FILE)
+        # -P: in the job's folder a trainer.py may lie, which is not meant.
+        return (plan.python or context.default_python, "-P", "-m", "trainer", "run", plan_file)
     if run.kind == "command" and run.shell is not None:
         # A failing part of a pipe or a list fails the script: plain shells go on and end with 0.
         strict = ("-euo", "pipefail") if context.shell == "bash" else ("-eu",)
@@ -110,7 +132,7 @@ def _environment(plan: LaunchPlan, rendezvous: Rendezvous, context: LaunchContex
         **_gang_variables(plan, rendezvous, local_rank),
         **_gangline_variables(plan, context, plan.first_rank + local_rank),
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in plan.gpus if gpu.kind == "gpu"),
-        "PYTHONPATH": _python_path(plan.env.get("PYTHONPATH"), context.package_folder),
+        "PYTHONPATH": _python_path(plan, context.package_folder),
     }
 
 
@@ -143,7 +165,7 @@ def _gang_variables(plan: LaunchPlan, rendezvous: Rendezvous, local_rank: int) -
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
     }
-    if plan.run.kind == "script":
+    if has_ranks(plan):
         rank = str(plan.first_rank + local_rank)
         variables |= {"RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": str(local_rank)}
     return variables
@@ -159,6 +181,9 @@ def _gangline_variables(plan: LaunchPlan, context: LaunchContext, rank: int) -> 
         names.ENV_START_REASON: plan.start_reason,
         names.ENV_EVENTS_FILE: str(folder / names.events_file(rank)),
         names.ENV_STOP_FILE: str(folder / names.STOP_FILE),
+        names.ENV_PULSE_FILE: str(folder / names.pulse_file(rank)),
+        names.ENV_RESULT_FILE: str(folder / names.RESULT_FILE),
+        names.ENV_OFFSETS_FILE: str(folder / names.OFFSETS_FILE),
         names.ENV_JOB_FOLDER: str(context.job_folder),
         names.ENV_CHECKPOINT_FOLDER: str(context.job_folder / "checkpoints"),
         "TORCHELASTIC_ERROR_FILE": str(folder / names.error_file(rank)),
@@ -168,5 +193,9 @@ def _gangline_variables(plan: LaunchPlan, context: LaunchContext, rank: int) -> 
     }
 
 
-def _python_path(users_own: str | None, package_folder: Path) -> str:
-    return f"{users_own}:{package_folder}" if users_own else str(package_folder)
+def _python_path(plan: LaunchPlan, package_folder: Path) -> str:
+    """A job's own packages come first, except before the trainer when that is what is started."""
+    users_own = plan.env.get("PYTHONPATH")
+    if not users_own:
+        return str(package_folder)
+    return f"{package_folder}:{users_own}" if is_trainer(plan.run) else f"{users_own}:{package_folder}"

@@ -6,6 +6,7 @@ folder removed once. Not for: deciding (reconcile), ranks (the supervisor), the 
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import shutil
 import subprocess
@@ -37,6 +38,7 @@ from worker.reconcile import (
 )
 from worker.state import (
     AttemptState,
+    SharedFolder,
     StateError,
     current_boot_id,
     is_alive,
@@ -77,7 +79,16 @@ class Start(StrEnum):
 class LocalAttempts:
     """The folder `<agent data>/attempts`. One thread only. `now` is monotonic seconds."""
 
-    def __init__(self, *, data: Path, credential: Credential, incarnation: str, api: NodeApi, spawner: Spawner) -> None:
+    def __init__(
+        self,
+        *,
+        data: Path,
+        credential: Credential,
+        incarnation: str,
+        api: NodeApi,
+        spawner: Spawner,
+        shared_folder: SharedFolder | None = None,
+    ) -> None:
         """Make the folder where it is missing."""
         self._root = data / ATTEMPTS_FOLDER
         self._root.mkdir(mode=0o700, exist_ok=True)
@@ -85,6 +96,7 @@ class LocalAttempts:
         self._incarnation = incarnation
         self._api = api
         self._spawner = spawner
+        self._shared_folder = shared_folder
         self._boot_id = current_boot_id()
         self.started = 0
         """Attempts claimed and handed to a supervisor since the agent's start."""
@@ -184,7 +196,9 @@ class LocalAttempts:
             if plan is None:
                 return Start.NOT_OURS
             write_json(folder / LAUNCH_FILE, encode(plan))
-            claimed = AttemptState(**{**vars(state), "node_rank": plan.node_rank, "phase": Phase.CLAIMED.value})
+            claimed = dataclasses.replace(
+                state, node_rank=plan.node_rank, phase=Phase.CLAIMED.value, shared_folder=self._shared_folder
+            )
             write_state(folder, claimed)
             log("claimed_attempt", attempt_id=attempt_id, job_id=plan.job_id, node_rank=plan.node_rank)
             self._spawn(attempt_id, now)

@@ -5,17 +5,22 @@ Not for: reading texts for errors (`worker.evidence`, pure).
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from gangline.protocol import names
-from gangline.protocol.launch import ErrorRecord, NodeFailure, RankReport
-from gangline.protocol.outcomes import Outcome
+from gangline.protocol.launch import ErrorRecord, NodeFailure, RankReport, RunPlan
+from gangline.protocol.outcomes import Outcome, TrainerExit
 from worker import evidence
+from worker.endings import RESULTS, is_trainer
+from worker.shared_memory import size_bytes
 
 _MAX_ERROR_FILE_BYTES: Final = 1 << 20
+_MAX_RESULT_BYTES: Final = 64 << 10
+_TRAINER_CODES: Final = frozenset(int(code) for code in TrainerExit)
 
 
 @dataclass(kw_only=True)
@@ -30,6 +35,8 @@ class RankRun:
     status: int | None = None
     """Wait status, once it has ended."""
     ended_at: float = 0.0
+    reaped_at: float = 0.0
+    """Monotonic time of its end."""
     stopped_by_us: bool = False
     killed_after_grace: bool = False
 
@@ -38,16 +45,13 @@ class RankRun:
         """Whether its main process has ended and been reaped."""
         return self.status is not None
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether it ended by itself with anything but 0."""
-        return self.status is not None and self.status != 0 and not self.stopped_by_us
 
-
-def rank_report(run: RankRun, attempt_folder: Path, *, is_gang: bool, now: float) -> RankReport:
+def rank_report(run: RankRun, attempt_folder: Path, job: RunPlan, *, is_gang: bool, now: float) -> RankReport:
     """How a rank ended. Its error is looked for only when it failed. A rank alone (`is_gang` false) loses no peers."""
     exit_code, signal_name = (None, None) if run.status is None else evidence.exit_of(run.status)
     error = None if run.status in (None, 0) else _error_of(run.rank, attempt_folder)
+    if evidence.is_shared_memory_exhausted(error, signal_name) and (size := size_bytes()) is not None:
+        error = evidence.with_shared_memory_hint(error, size)
     return RankReport(
         rank=run.rank,
         local_rank=run.local_rank,
@@ -58,8 +62,25 @@ def rank_report(run: RankRun, attempt_folder: Path, *, is_gang: bool, now: float
         started_at=run.started_at,
         ended_at=run.ended_at if run.has_ended else now,
         error=error,
-        is_peer_loss=is_gang and evidence.is_peer_loss(error),
+        is_peer_loss=is_gang and _is_peer_loss(exit_code, error, job),
     )
+
+
+def read_result(attempt_folder: Path) -> str | None:
+    """How the training ended, as the trainer wrote it before teardown; None when it has not."""
+    data = _read_start(attempt_folder / names.RESULT_FILE, _MAX_RESULT_BYTES)
+    try:
+        record = json.loads(data) if data else None
+    except ValueError:
+        return None  # it is being written
+    word = record.get("outcome") if isinstance(record, dict) else None
+    return word if isinstance(word, str) and word in RESULTS else None
+
+
+def exhausted_shared_memory(reports: tuple[RankReport, ...]) -> int | None:
+    """Size of shared memory in bytes, when a rank reads as having run out of it."""
+    is_full = any(evidence.is_shared_memory_exhausted(report.error, report.signal) for report in reports)
+    return size_bytes() if is_full else None
 
 
 def port_failure(reports: tuple[RankReport, ...], port: int | None, now: float) -> NodeFailure | None:
@@ -77,10 +98,20 @@ def port_failure(reports: tuple[RankReport, ...], port: int | None, now: float) 
     return None
 
 
+def _is_peer_loss(exit_code: int | None, error: ErrorRecord | None, job: RunPlan) -> bool:
+    """The trainer tells a lost peer from the user's own errors by the exception itself, which is better than texts."""
+    if is_trainer(job) and exit_code in _TRAINER_CODES:
+        return exit_code == TrainerExit.COMMUNICATION_ERROR
+    return evidence.is_peer_loss(error)
+
+
 def _error_of(rank: int, attempt_folder: Path) -> ErrorRecord | None:
     written = _read_start(attempt_folder / names.error_file(rank), _MAX_ERROR_FILE_BYTES)
     error = evidence.error_of_file(written) if written else None
-    return error or evidence.error_of_log(_read_end(attempt_folder / names.log_file(rank), evidence.TAIL_BYTES))
+    if error is not None:
+        return error
+    tail = _read_end(attempt_folder / names.log_file(rank), evidence.TAIL_BYTES)
+    return evidence.error_of_log(tail) or evidence.error_of_abort(tail)
 
 
 def _read_start(path: Path, num_bytes: int) -> bytes:

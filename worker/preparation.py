@@ -16,15 +16,27 @@ from typing import Final
 from gangline.protocol.bundles import UnsafeBundle
 from gangline.protocol.launch import LaunchPlan, NodeFailure, Rendezvous
 from gangline.protocol.outcomes import Outcome
+from trainer.plan.problem import PlanError
+from trainer.plan.training_plan import TrainingPlan
 from worker import attempt_folder as folders
 from worker.agent_log import log
 from worker.api import ApiError, Fenced
 from worker.code_folder import Download, WrongBundleError, code_path, is_cached, provide_code
 from worker.courier import retry_seconds
+from worker.endings import is_trainer
 from worker.environment_check import check_environment, find_program
 from worker.interfaces import interface_of
 from worker.launcher import LaunchContext, RankCommand, base_environment, rank_commands
+from worker.plan_file import (
+    NoSharedFolderError,
+    checkpoint_root,
+    fill_plan,
+    lay_out_training,
+    wants_shared_folder,
+)
 from worker.reachability import why_unreachable
+from worker.shared_folder import SharedFolderError, check_shared_folder
+from worker.state import SharedFolder
 
 _RENDEZVOUS_LOOK_SECONDS: Final = 5.0
 _REACH_SECONDS: Final = 20.0
@@ -53,6 +65,8 @@ class Surroundings:
     """Wait so many seconds, or until something came; raises when the attempt is to stop."""
     peers_rendezvous: Callable[[], Rendezvous | None]
     """What the server has told of rank 0 so far."""
+    shared_folder: SharedFolder | None = None
+    """The agent's."""
 
 
 def needs_patience(plan: LaunchPlan, attempt_folder: Path) -> bool:
@@ -67,12 +81,13 @@ def prepare(plan: LaunchPlan, around: Surroundings, own: Rendezvous | None) -> t
     """
     folders.lay_out(around.attempt_folder, plan)
     _provide_code(plan, around)
+    training = _training(plan, around) if is_trainer(plan.run) else None
     context = _context(plan, around)
     draft = rank_commands(plan, own or Rendezvous(address="", port=0), context)
     failure = check_environment(
         plan,
         draft[0],
-        folders_to_fill=(around.attempt_folder, around.scratch_folder),
+        folders_to_fill=(around.attempt_folder, around.scratch_folder, *_checkpoint_folders(training)),
         now=time.time(),
     )
     if failure is not None:
@@ -82,6 +97,28 @@ def prepare(plan: LaunchPlan, around: Surroundings, own: Rendezvous | None) -> t
     rendezvous = _await_rendezvous(plan, around)
     _reach(plan, around, rendezvous)
     return rank_commands(plan, rendezvous, context)
+
+
+def _training(plan: LaunchPlan, around: Surroundings) -> TrainingPlan:
+    """The plan file of a recipe or entry, written, and the folder that it names for checkpoints."""
+    try:
+        if around.shared_folder is not None and wants_shared_folder(plan):
+            check_shared_folder(around.shared_folder)
+        root = checkpoint_root(plan, folders.agent_data(around.attempt_folder), around.shared_folder)
+        training = fill_plan(plan.training, plan.world_size, root)
+        lay_out_training(around.attempt_folder, training)
+    except PlanError as error:
+        fix = "Correct the job file and submit it again."
+        raise _cannot_start(Outcome.CONFIG_ERROR, f"The training plan cannot be run: {error}", fix) from error
+    except (NoSharedFolderError, SharedFolderError) as error:
+        message = f"The checkpoints of the job cannot be reached on node {plan.node_name}: {error}."
+        fix = "Mount the shared folder and start the node's agent with --shared-folder; the attempt is repeated."
+        raise _cannot_start(Outcome.LAUNCH_FAILED, message, fix) from error
+    return training
+
+
+def _checkpoint_folders(training: TrainingPlan | None) -> tuple[Path, ...]:
+    return () if training is None or training.checkpoint_root is None else (Path(training.checkpoint_root),)
 
 
 def _context(plan: LaunchPlan, around: Surroundings) -> LaunchContext:

@@ -49,6 +49,11 @@ class ProcessSet:
         """Groups that a new member has to enter before it runs the user's program."""
         return self._cgroup.folders if self._cgroup is not None else ()
 
+    @property
+    def limits_memory(self) -> bool:
+        """Whether the kernel holds the whole set to the attempt's memory."""
+        return self._cgroup is not None and self._cgroup.limits_memory
+
     def add(self) -> None:
         """A child was started."""
         self._has_children = True
@@ -79,6 +84,10 @@ class ProcessSet:
             if facts is not None:
                 pids[pid] = facts
         return [pids[pid] for pid in sorted(pids)]
+
+    def pids(self) -> list[int]:
+        """Pids of every living member, as cheaply as they can be had: from the cgroup, where there is one."""
+        return self._cgroup.members() if self._cgroup is not None else [facts.pid for facts in self.members()]
 
     def signal_groups(self, number: signal.Signals, leaders: Iterable[int]) -> None:
         """Signal the process groups that the ranks `leaders` lead or led. A shell that wraps the real program and dies
@@ -156,6 +165,13 @@ def end_marked(
     if cgroup is not None:
         cgroup.remove()
     return len(killed), ()
+
+
+def marked_pids(
+    mark: str, *, recorded: Iterable[ProcessIdentity] = (), cgroup: AttemptCgroup | None = None
+) -> frozenset[int]:
+    """Pids of what `end_marked` would end."""
+    return frozenset(facts.pid for facts in _members_by_mark(mark, cgroup, tuple(recorded)))
 
 
 def describe(facts: ProcessFacts) -> str:

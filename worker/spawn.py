@@ -7,6 +7,7 @@ would drop variables whose names are no shell names). Not for: waiting for it (`
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,8 +32,11 @@ def spawn(
     working_folder: Path,
     log_file: Path,
     cgroup_folders: tuple[Path, ...] = (),
+    data_limit_bytes: int | None = None,
 ) -> int:
     """Start `program` (a path; a relative one is relative to `working_folder`) and return its pid once it runs.
+
+    `data_limit_bytes`: an allocation beyond it fails in the process itself (RLIMIT_DATA).
 
     stdin is empty, stdout and stderr are appended to `log_file`. It leads a session and process group of its own.
     Raises SpawnError when a step failed, ValueError for text that no process can be given (NUL, lone surrogates).
@@ -45,7 +49,7 @@ def spawn(
     try:
         pid = os.fork()
         if pid == 0:
-            _become(path, words, variables, working_folder, log, writer, cgroup_folders)
+            _become(path, words, variables, working_folder, log, writer, cgroup_folders, data_limit_bytes)
         os.close(writer)
         writer = -1
         failure = _read_all(reader)
@@ -69,6 +73,7 @@ def _become(
     log: int,
     writer: int,
     cgroup_folders: tuple[Path, ...],
+    data_limit_bytes: int | None,
 ) -> NoReturn:
     """The child's half. It never returns: an error goes through the pipe, which a successful exec closes."""
     step = "cgroup"
@@ -77,6 +82,11 @@ def _become(
             group = os.open(folder / "cgroup.procs", os.O_WRONLY)
             os.write(group, b"0")
             os.close(group)
+        if data_limit_bytes is not None:
+            step = "limit"
+            _, hardest = resource.getrlimit(resource.RLIMIT_DATA)
+            limit = data_limit_bytes if hardest == resource.RLIM_INFINITY else min(hardest, data_limit_bytes)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         step = "session"
         os.setsid()
         os.umask(0o022)

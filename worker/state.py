@@ -39,6 +39,16 @@ class ProcessIdentity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedFolder:
+    """A folder that several nodes see (`worker.shared_folder` verifies it)."""
+
+    path: str
+    """Absolute, on this node."""
+    folder_id: str
+    """Lies in the folder itself: nodes that read the same id see the same folder, whatever they call it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttemptState:
     """The content of `state.json`."""
 
@@ -54,6 +64,8 @@ class AttemptState:
     supervisor: ProcessIdentity | None = None
     phase: str = "claiming"
     """One of `PHASES`."""
+    shared_folder: SharedFolder | None = None
+    """The agent's, when it claimed."""
 
     @property
     def marker(self) -> str:
@@ -71,6 +83,8 @@ class ProcessFacts:
     session_id: int
     start_time: int
     name: str
+    state: str
+    """One letter: R runs, S sleeps, D waits in the kernel, T is stopped by a signal, t by a debugger."""
 
 
 def marker(pool_id: str, node_name: str, attempt_id: int) -> str:
@@ -135,6 +149,7 @@ def process_facts(pid: int) -> ProcessFacts | None:
         session_id=int(fields[3]),
         start_time=int(fields[19]),
         name=name,
+        state=fields[0],
     )
 
 

@@ -6,6 +6,7 @@ Not for: sending signals (`worker.supervisor` applies what is decided here).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,6 +15,9 @@ from gangline.protocol.outcomes import StopIntent
 
 LEFTOVER_GRACE_SECONDS: Final = 5.0
 """What ranks left running when they ended by themselves gets at most this long, and never more than the job's grace."""
+
+HUNG_GRACE_SECONDS: Final = 2.0
+"""Ranks that hang save nothing any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +29,10 @@ class Situation:
     """The server's."""
     has_failed: bool = False
     """A rank ended by itself with anything but 0, or the node itself failed."""
+    is_hung: bool = False
+    """None of this node's ranks moves on."""
     is_over: bool = False
-    """Every rank has ended; what else lives of the process set are leftovers."""
+    """Every rank has ended (or its training has, and it hangs): what lives of the process set are leftovers."""
     running_seconds: float = 0.0
     """Since the first rank started; 0 before."""
     silent_seconds: float = 0.0
@@ -56,7 +62,8 @@ class Stopping:
 
 def decide_stop(situation: Situation, plan: LaunchPlan, current: Stopping | None = None) -> StopDecision | None:
     """The stop that the situation asks for, the strongest first; None: go on as you are."""
-    grace = plan.stop_grace_seconds
+    longest = HUNG_GRACE_SECONDS if situation.is_hung else math.inf
+    grace = min(plan.stop_grace_seconds, longest)
     order = situation.order
     if situation.is_fenced:
         # Somebody else may run the job already: no grace.
@@ -66,7 +73,7 @@ def decide_stop(situation: Situation, plan: LaunchPlan, current: Stopping | None
     if situation.is_over:
         return StopDecision(intent=None, grace_seconds=min(grace, LEFTOVER_GRACE_SECONDS))
     if order is not None:
-        return StopDecision(intent=order.intent, grace_seconds=order.grace_seconds)
+        return StopDecision(intent=order.intent, grace_seconds=min(order.grace_seconds, longest))
     if situation.has_failed:
         return StopDecision(intent=StopIntent.PEER_FAILURE, grace_seconds=grace)
     if plan.time_limit_seconds is not None and situation.running_seconds >= plan.time_limit_seconds:

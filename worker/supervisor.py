@@ -27,14 +27,18 @@ from worker.api import AttemptApi, Fenced
 from worker.cgroup import AttemptCgroup, current_home
 from worker.courier import Courier, DeliveredNotice, FencedNotice
 from worker.directives import DirectiveWatcher, wait_seconds
+from worker.endings import is_trainer
 from worker.environment_check import find_program, spawn_failure
 from worker.finish import FENCED, clean_up, finish_lost, own_identity
-from worker.launcher import RankCommand
+from worker.hang_watch import HangWatch
+from worker.launcher import RankCommand, data_limit_bytes
 from worker.mailbox import Mailbox
-from worker.node_report import RankRun, port_failure, rank_report
+from worker.node_report import RankRun, exhausted_shared_memory, port_failure, rank_report
 from worker.preparation import CannotStartError, Surroundings, needs_patience, prepare
 from worker.process_set import ProcessSet, become_subreaper, describe
+from worker.rank_judge import OPEN_LOOK_SECONDS, RankJudge
 from worker.rendezvous import ReservedPort
+from worker.shared_memory import SharedMemoryTrace
 from worker.shipper import Shipper, streams_of
 from worker.spawn import SpawnError, spawn
 from worker.state import AttemptState, StateError, identify, read_state, write_json, write_state
@@ -69,7 +73,10 @@ class Supervisor:
         self._watcher = DirectiveWatcher(
             self._api(), self._mailbox, wait_seconds=wait_seconds(plan.disconnect_stop_seconds)
         )
-        self._set = ProcessSet(_make_cgroup(state.marker))
+        self._set = ProcessSet(_make_cgroup(state.marker, plan.memory_bytes))
+        self._judge = RankJudge(attempt_folder, plan)
+        self._hang_watch: HangWatch | None = None
+        self._shared_memory = SharedMemoryTrace()
         self._record = folders.SupervisorRecord()
         self._runs: list[RankRun] = []
         self._port: ReservedPort | None = None
@@ -79,6 +86,7 @@ class Supervisor:
         self._peers_rendezvous: Rendezvous | None = None
         self._is_fenced = False
         self._failure: NodeFailure | None = None
+        self._hangs_after_result = False
         self._has_told_failure = False
         self._stopping: Stopping | None = None
         self._killed_at: float | None = None
@@ -99,6 +107,7 @@ class Supervisor:
             pass
         self._courier.start()
         self._watch()
+        self._free_shared_memory()
         if not self._is_fenced:
             self._report_end()
         self._clean_up()
@@ -141,6 +150,7 @@ class Supervisor:
                 download=self._api().download_bundle,
                 wait=self._wait_unless_stopped,
                 peers_rendezvous=lambda: self._peers_rendezvous,
+                shared_folder=self._state.shared_folder,
             )
             commands = prepare(plan, around, None if self._port is None else self._port.rendezvous)
         except (OSError, ValueError) as error:
@@ -171,6 +181,8 @@ class Supervisor:
                 return
             self._runs.append(run)
         self._launched_at = time.monotonic()
+        if is_trainer(self._plan.run):
+            self._hang_watch = HangWatch(self._folder, self._plan, self._launched_at)
         pids = {run.rank: run.pid for run in self._runs}
         self._courier.send("started", lambda api: api.started(pids, time.time()))
         log("started", attempt_id=self._plan.attempt_id, pids=",".join(str(pid) for pid in pids.values()))
@@ -185,6 +197,7 @@ class Supervisor:
             working_folder=command.working_folder,
             log_file=command.log_file,
             cgroup_folders=self._set.cgroup_folders,
+            data_limit_bytes=None if self._set.limits_memory else data_limit_bytes(self._plan),
         )
         self._set.add()
         identity = identify(pid)
@@ -211,7 +224,9 @@ class Supervisor:
             if self._set.is_empty():
                 return
             now = time.monotonic()
-            self._stop_if_needed(now)
+            self._look_for_hang(now)
+            if not self._waits_for_stacks():
+                self._stop_if_needed(now)
             if self._killed_at is not None and now - self._killed_at > KILL_PATIENCE_SECONDS:
                 self._leftovers = tuple(describe(facts) for facts in self._set.members())
                 return
@@ -225,6 +240,7 @@ class Supervisor:
             if run is not None:
                 run.status = status
                 run.ended_at = time.time()
+                run.reaped_at = time.monotonic()
                 run.stopped_by_us = self._stopping is not None
 
     def _read_messages(self) -> None:
@@ -242,7 +258,7 @@ class Supervisor:
 
     def _tell_failure(self) -> None:
         """Tell of the first failure at once, so that peers on other nodes are stopped while ours still end."""
-        has_failed = self._failure is not None or any(run.has_failed for run in self._runs)
+        has_failed = self._failure is not None or self._judge.has_failure(self._runs)
         if not has_failed or self._has_told_failure or self._is_fenced:
             return
         self._has_told_failure = True
@@ -254,11 +270,33 @@ class Supervisor:
         return Situation(
             is_fenced=self._is_fenced,
             order=self._order,
-            has_failed=self._failure is not None or any(run.has_failed for run in self._runs),
-            is_over=all(run.has_ended for run in self._runs),
+            has_failed=self._failure is not None or self._judge.has_failure(self._runs),
+            is_hung=self._failure is not None and self._failure.outcome == Outcome.HANG,
+            is_over=self._hangs_after_result or all(run.has_ended for run in self._runs),
             running_seconds=0.0 if self._launched_at is None else now - self._launched_at,
             silent_seconds=now - max(at for at in answered if at is not None),
         )
+
+    def _look_for_hang(self, now: float) -> None:
+        watch = self._hang_watch
+        if watch is None or self._stopping is not None:
+            return
+        if self._order is not None and self._order.intent == StopIntent.PEER_FAILURE:
+            watch.join_peer(now, self._runs)
+        failure = watch.tick(now, self._runs)
+        if failure is None:
+            return
+        if self._judge.result is None:
+            self._failure = failure
+        else:
+            self._hangs_after_result = True  # in its teardown: all is done, so nothing has failed
+
+    def _waits_for_stacks(self) -> bool:
+        """Whether a hang's stacks are on their way into the logs, and nothing more urgent wants the ranks to end."""
+        is_capturing = self._hang_watch is not None and self._hang_watch.is_capturing and self._stopping is None
+        is_ordered = self._order is not None and self._order.intent != StopIntent.PEER_FAILURE
+        is_known = self._failure is not None or self._hangs_after_result
+        return is_capturing and not (is_ordered or is_known or self._is_fenced)
 
     def _stop_if_needed(self, now: float) -> None:
         decision = decide_stop(self._situation(now), self._plan, self._stopping)
@@ -276,6 +314,7 @@ class Supervisor:
         if stopping.intent is None:
             # Whatever wrapped them is gone, so nobody would pass a signal on.
             self._set.signal_all(signal.SIGTERM)
+            self._shared_memory.look(facts.pid for facts in members)
             return
         if stopping.intent == StopIntent.TIME_LIMIT:
             limit = self._plan.time_limit_seconds
@@ -290,11 +329,13 @@ class Supervisor:
         except OSError as error:
             log("stop_file_not_written", error=error)  # a full disk; the signal still comes
         self._set.signal_groups(signal.SIGTERM, [run.pid for run in self._runs])
+        self._shared_memory.look(facts.pid for facts in members)
 
     def _kill(self, stopping: Stopping, now: float) -> None:
         """One round of SIGKILL to the whole set; rounds follow until it is empty."""
         if self._killed_at is None:
             self._killed_at = now
+            self._shared_memory.look(self._set.pids())
             if stopping.intent is not None:
                 self._note_killed()
         self._set.kill_all()
@@ -316,6 +357,10 @@ class Supervisor:
         deadlines = [next_deadline(self._plan, self._situation(now), self._stopping, now)]
         if self._launched_at is not None and not self._watcher.is_started:
             deadlines.append(self._launched_at + WATCH_DELAY_SECONDS)
+        if self._hang_watch is not None and self._stopping is None:
+            deadlines.append(self._hang_watch.due_at)
+        if self._judge.is_waiting(self._runs):
+            deadlines.append(now + OPEN_LOOK_SECONDS)
         known = [deadline for deadline in deadlines if deadline is not None]
         return max(0.0, min(known) - now) if known else None
 
@@ -325,7 +370,7 @@ class Supervisor:
         now = time.time()
         runs = self._runs if is_final else [run for run in self._runs if run.has_ended]
         is_gang = self._plan.world_size > 1 or self._plan.num_nodes > 1
-        ranks = tuple(rank_report(run, self._folder, is_gang=is_gang, now=now) for run in runs)
+        ranks = tuple(rank_report(run, self._folder, self._plan.run, is_gang=is_gang, now=now) for run in runs)
         port = None if self._port is None else self._port.rendezvous.port
         intent = None if self._stopping is None else self._stopping.intent
         if not self._runs and self._order is not None:
@@ -339,6 +384,8 @@ class Supervisor:
             oom_kills=self._set.oom_kills(),
             stream_sizes=self._shipper.sizes(),
             sent_at=now,
+            result=self._judge.result,
+            shared_memory_bytes=exhausted_shared_memory(ranks),
         )
 
     def _folder_failure(self, now: float) -> NodeFailure | None:
@@ -364,6 +411,15 @@ class Supervisor:
                 is_delivered = is_delivered or isinstance(message, DeliveredNotice)
                 self._is_fenced = self._is_fenced or isinstance(message, FencedNotice)
             self._reap()
+
+    def _free_shared_memory(self) -> None:
+        try:
+            removed = self._shared_memory.clean()
+        except OSError as error:
+            log("shared_memory_not_freed", error=error)  # it takes memory, and hinders nothing else
+            return
+        if removed:
+            log("shared_memory_freed", files=",".join(removed))
 
     def _clean_up(self) -> None:
         if self._port is not None:
@@ -448,12 +504,12 @@ def _preparation_failure(error: Exception, plan: LaunchPlan) -> NodeFailure:
     return NodeFailure(outcome=outcome, message=message, fix=fix, at=time.time())
 
 
-def _make_cgroup(mark: str) -> AttemptCgroup | None:
+def _make_cgroup(mark: str, memory_bytes: int | None) -> AttemptCgroup | None:
     home = current_home()
     if home is None:
         return None
     try:
-        return AttemptCgroup.create(home, mark)
+        return AttemptCgroup.create(home, mark, memory_bytes)
     except OSError as error:
         log("without_cgroup", error=error)  # the subreaper alone finds every descendant as well
         return None

@@ -36,6 +36,9 @@ COMMANDS = {
     "logs": LazyCommand(target=f"{_AT}.logs:logs", help="Print or follow a job's logs.", section=JOBS),
     "wait": LazyCommand(target=f"{_AT}.wait:wait", help="Wait until a job has ended.", section=JOBS),
     "cancel": LazyCommand(target=f"{_AT}.cancel:cancel", help="Stop jobs.", section=JOBS),
+    "requeue": LazyCommand(
+        target=f"{_AT}.requeue:requeue", help="Stop jobs at a checkpoint and start them again.", section=JOBS
+    ),
     "plot": LazyCommand(target=f"{_AT}.plot:plot", help="Draw curves of one or more jobs.", section=JOBS),
     "node": LazyCommand(target=f"{_AT}.node:node", help="Machines of the pool.", section=POOL),
     "admin": LazyCommand(target=f"{_AT}.admin:admin", help="Users, teams and tokens.", section=POOL),

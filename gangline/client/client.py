@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangline.client.admin_calls import AdminCalls
-from gangline.client.base import new_key, query, segment
+from gangline.client.base import items_of, new_key, query, segment
 from gangline.client.errors import GanglineError, InvalidSpec, NotFound, TimedOut, Unreachable
 from gangline.client.follow import PATIENCE_SECONDS, PAUSES_SECONDS
 from gangline.client.http import Call
 from gangline.client.job_file import JobFile, folder_to_pack, missing_script, read_job_file, with_bundle
 from gangline.client.log_calls import LogCalls
-from gangline.client.models import Job, JobEvent, LogLine, Me, Metrics, Node, Why, build
+from gangline.client.models import Checkpoint, Job, JobEvent, LogLine, Me, Metrics, Node, Why, build
 from gangline.client.references import ById, ByName, parse_reference
 from gangline.protocol.names import IDEMPOTENCY_HEADER
 
@@ -75,7 +75,7 @@ class Client(LogCalls, AdminCalls):
         return self._job(answer)
 
     def check(self, spec: str | Path | Mapping[str, Any] | JobFile, *, set: Overrides = None) -> dict[str, Any]:
-        """Validate a spec without submitting anything: the server's `{"valid", "spec", "resources", "reason"}`.
+        """Validate a spec without submitting anything: the server's `{"valid", "spec", "resources", "plan", "reason"}`.
 
         The code folder is packed to see that it can be; it is sent only if the server insists. Raises as `submit` does.
         """
@@ -209,6 +209,10 @@ class Client(LogCalls, AdminCalls):
         params = {"keys": ",".join(keys) or None, "attempt": attempt, "points": points}
         return build(Metrics, self.get(f"/jobs/{self.job_id(ref)}/metrics", **params))
 
+    def checkpoints(self, ref: JobRef) -> list[Checkpoint]:
+        """The checkpoints that a job may resume from, the one it resumes from first."""
+        return [build(Checkpoint, item) for item in items_of(self.get(f"/jobs/{self.job_id(ref)}/checkpoints"))]
+
     def nodes(self) -> list[Node]:
         """The machines of the pool."""
         return [build(Node, item) for item in self.pages("/nodes", 500)]
@@ -229,6 +233,14 @@ class Client(LogCalls, AdminCalls):
         path = f"/jobs/{self.job_id(ref)}/cancel"
         # Idempotent by itself; the key only tells the transport (and the server) that a repeat is the same wish.
         return self._job(self.post(path, {"reason": reason}, key=new_key()))
+
+    def requeue(self, ref: JobRef, *, reason: str = "", from_start: bool = False) -> Job:
+        """Stop a running job at a checkpoint and have it start again from there when its turn comes; not charged.
+
+        `from_start` gives up its checkpoints: it begins anew, and a waiting job is no longer bound to their place.
+        Raises Refused for a job that has ended, is stopping for another reason, or waits already.
+        """
+        return self._job(self.post(f"/jobs/{self.job_id(ref)}/requeue", {"reason": reason, "from_start": from_start}))
 
     def poll(self, job: Job, hold_seconds: float) -> Job:
         """`job` as soon as it has changed, or as it is after `hold_seconds`."""

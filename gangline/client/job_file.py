@@ -109,7 +109,8 @@ def _compose(text: str) -> yaml.Node | None:
 def folder_to_pack(job_file: JobFile) -> Path | None:
     """The folder whose code the job brings; None when it names code on the nodes, a bundle, or brings none.
 
-    A relative `code.path` (or one with `~`) is a folder here; no `code` at all means the job file's own folder.
+    A relative `code.path` (or one with `~`) is a folder here; no `code` at all means the job file's own folder (but for
+    a recipe, which needs no code).
     """
     if job_file.is_code_settled:
         return None
@@ -118,7 +119,16 @@ def folder_to_pack(job_file: JobFile) -> Path | None:
         expanded = Path(path).expanduser() if path.startswith("~") else Path(path)
         is_here = path.startswith("~") or not expanded.is_absolute()
         return (job_file.folder or Path()) / expanded if is_here else None
-    return None if is_said else job_file.folder
+    return None if is_said or _is_recipe(job_file) else job_file.folder
+
+
+def _is_recipe(job_file: JobFile) -> bool:
+    if any(name == "run.recipe" for name, _ in job_file.overrides):
+        return True
+    if job_file.root is not None:
+        return _scalar_at(job_file.root, ("run", "recipe")) is not None
+    run = (job_file.data or {}).get("run")
+    return isinstance(run, dict) and run.get("recipe") is not None
 
 
 def missing_script(job_file: JobFile, packed_folder: Path) -> InvalidSpec | None:

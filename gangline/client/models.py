@@ -115,6 +115,23 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that a job may resume from. With the job itself only step, samples and time are told."""
+
+    step: int
+    samples_seen: int = 0
+    accepted_at: datetime | None = None
+    attempt: int | None = None
+    path: str = ""
+    """Below the folder of the job's checkpoints."""
+    num_bytes: int | None = None
+    shared_folder_id: str | None = None
+    nodes: tuple[str, ...] = ()
+    """Nodes that wrote it; without a shared folder it lies on them alone."""
+    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A job as the server last showed it. A value: ask again for news (`Client.job`)."""
 
@@ -137,6 +154,8 @@ class Job:
     outcome: str | None = None
     cause: Cause | None = None
     progress: Progress | None = None
+    checkpoint: Checkpoint | None = None
+    """The one it would resume from."""
     cost: dict[str, Any] = field(default_factory=dict)
     version: int = 0
     spec: dict[str, Any] | None = None
@@ -165,6 +184,10 @@ class Job:
     def cancel(self, *, reason: str = "") -> Job:
         """Ask it to stop (`Client.cancel`)."""
         return self._client().cancel(self.id, reason=reason)
+
+    def requeue(self, *, reason: str = "", from_start: bool = False) -> Job:
+        """Have it start again from its last checkpoint (`Client.requeue`)."""
+        return self._client().requeue(self.id, reason=reason, from_start=from_start)
 
     def logs(
         self, *, follow: bool = False, rank: int | str | None = None, tail: int | None = None

@@ -28,10 +28,10 @@ class AssignedGPU:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What each node starts. `script`: one process per rank. `command`: once per node, list or shell string."""
+    """What each node starts. `command`: once per node, list or shell string. All others: one process per rank."""
 
     kind: str
-    """`script` or `command`."""
+    """`script`, `command`, `recipe` or `entry`; what the last two train is in `LaunchPlan.training`."""
     script: str | None = None
     args: tuple[str, ...] = ()
     command: tuple[str, ...] | None = None
@@ -88,6 +88,11 @@ class LaunchPlan:
     start_reason: str
     run_as: str | None = None
     """Account the ranks run as; None: the agent's own (isolation `trusted`)."""
+    training: dict[str, Any] | None = None
+    """Of a `recipe` or `entry`: the plan file (`trainer.plan`) as the service made it, without this node's folders."""
+    shared_folder_id: str | None = None
+    """Of a `recipe` or `entry`: the shared folder that all its nodes told of, where its checkpoints belong. None: they
+    did not all tell of the same one, so each node keeps its checkpoints to itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +163,10 @@ class NodeFailure:
     """One sentence with the values, for the user."""
     fix: str = ""
     at: float = 0.0
+    rank: int | None = None
+    """The rank that is at fault, where there is one: of a hang, the one furthest behind on this node."""
+    moves: int | None = None
+    """Of a hang: the moves of that rank (`gangline.protocol.pulse`). Over all nodes the fewest name the culprit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +186,11 @@ class NodeReport:
     """Final size in bytes of each stream, by `log/<rank>` and `events/<rank>`."""
     sent_at: float = 0.0
     """Node clock when it was sent, from which the server corrects the times."""
+    result: str | None = None
+    """How the training ended, as the trainer wrote it before teardown (`succeeded`, `preempted`, `cancelled`): it
+    overrules how the ranks' processes then ended. None: it did not come so far, or is no job of the trainer."""
+    shared_memory_bytes: int | None = None
+    """Size of the node's shared memory, where a rank reads as having run out of it."""
 
 
 def encode(record: Any) -> dict[str, Any]:

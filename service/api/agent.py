@@ -40,6 +40,7 @@ from service.operations.report_attempt import Part, open_part, read_directive
 
 router = APIRouter(prefix=f"{API_PREFIX}/agent")
 DIRECTIVE_WAIT_SECONDS = 60.0
+MAX_FOLDER_ID_LENGTH = 200
 _PART = "/attempts/{attempt_id}/nodes/{node_rank}"
 
 
@@ -86,10 +87,17 @@ def _heartbeat(body: dict[str, Any]) -> Heartbeat:
             ),
             attempts=frozenset(int(attempt) for attempt in body["attempts"]),
             process_sets=frozenset(int(attempt) for attempt in body["process_sets"]),
+            shared_folder_id=_folder_id(inventory.get("shared_folder_id")),
             quarantined={str(uuid): str(why) for uuid, why in dict(body.get("quarantined") or {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidRequest(f"not a heartbeat: {type(error).__name__} {error}") from error
+
+
+def _folder_id(value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not 0 < len(value) <= MAX_FOLDER_ID_LENGTH):
+        raise ValueError(f"shared_folder_id {str(value)[:50]!r}")
+    return value
 
 
 @router.post("/attempts/{attempt_id}/claim")

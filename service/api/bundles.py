@@ -40,8 +40,8 @@ async def put_bundle(request: Request, state: State, principal: Uploader, digest
     try:
         async for chunk in request.stream():
             await run_in_threadpool(upload.write, chunk)
-        await run_in_threadpool(upload.keep, digest)
-        await run_in_threadpool(_remember, state, principal, digest, upload.num_bytes)
+        hides_trainer = await run_in_threadpool(upload.keep, digest)
+        await run_in_threadpool(_remember, state, principal, digest, upload.num_bytes, hides_trainer)
     finally:
         await run_in_threadpool(upload.drop)
     return json_response({"digest": digest, "bytes": upload.num_bytes}, 201)
@@ -52,12 +52,16 @@ def _is_known(state: AppState, digest: str) -> bool:
         return connection.execute(select(bundles.c.digest).where(bundles.c.digest == digest)).first() is not None
 
 
-def _remember(state: AppState, principal: Principal, digest: str, num_bytes: int) -> None:
+def _remember(state: AppState, principal: Principal, digest: str, num_bytes: int, hides_trainer: bool) -> None:
     try:
         with state.database.write() as tx:
             tx.connection.execute(
                 insert(bundles).values(
-                    digest=digest, num_bytes=num_bytes, created_by=principal.user_id, created_at=tx.now
+                    digest=digest,
+                    num_bytes=num_bytes,
+                    created_by=principal.user_id,
+                    created_at=tx.now,
+                    hides_trainer=hides_trainer,
                 )
             )
     except IntegrityError:

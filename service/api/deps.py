@@ -90,7 +90,7 @@ def caller(action: Action) -> Callable[[Request], Coroutine[Any, Any, Principal]
     return dependency
 
 
-_JOB_ACTIONS = frozenset({Action.JOB_SEE, Action.JOB_READ, Action.JOB_CANCEL})
+_JOB_ACTIONS = frozenset({Action.JOB_SEE, Action.JOB_READ, Action.JOB_CANCEL, Action.JOB_REQUEUE})
 
 
 async def node_caller(request: Request) -> Row[Any]:

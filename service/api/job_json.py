@@ -10,13 +10,21 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from service.clock import rfc3339
-from service.db.tables import allocations, attempt_nodes, attempts, nodes
+from service.db.tables import allocations, attempt_nodes, attempts, checkpoints, nodes
 from service.domain.progress import Progress
 from service.domain.states import AttemptState
+from trainer.plan.training_plan import TrainingPlan
 
 
 def job_json(
-    row: Any, *, attempt: dict[str, Any] | None, progress: Progress | None, now: float, is_insider: bool, is_whole: bool
+    row: Any,
+    *,
+    attempt: dict[str, Any] | None,
+    progress: Progress | None,
+    checkpoint: Row[Any] | None,
+    now: float,
+    is_insider: bool,
+    is_whole: bool,
 ) -> dict[str, Any]:
     """One job. `is_insider`: may see its inside; `is_whole`: with spec and every rank (not in lists)."""
     cause = json.loads(row.cause) if row.cause else None
@@ -53,6 +61,7 @@ def job_json(
         "cause": cause,
         # While it waits for its next attempt, nothing of it makes progress.
         "progress": progress_json(progress, now) if progress and is_insider and row.state != "waiting" else None,
+        "checkpoint": newest_checkpoint_json(checkpoint) if checkpoint is not None and is_insider else None,
         "cost": {"gpu_seconds": round(row.gpu_seconds + (attempt["held_gpu_seconds"] if attempt else 0.0), 3)},
         "version": row.version,
         "spec": json.loads(row.spec) if is_insider and is_whole else None,
@@ -74,6 +83,48 @@ def progress_json(progress: Progress, now: float) -> dict[str, Any]:
         "metrics": progress.metrics,
         "updated_at": rfc3339(progress.updated_at),
     }
+
+
+def newest_checkpoint_json(row: Row[Any]) -> dict[str, Any]:
+    """The checkpoint that a job would resume from, in short."""
+    return {"step": row.step, "samples_seen": row.samples_seen, "accepted_at": rfc3339(row.accepted_at)}
+
+
+def checkpoint_json(row: Row[Any]) -> dict[str, Any]:
+    """A checkpoint as the API shows it, with where it lies. `row` also has the number of its `attempt`."""
+    return {
+        **newest_checkpoint_json(row),
+        "attempt": row.attempt,
+        "path": row.path,
+        "num_bytes": row.num_bytes,
+        "shared_folder_id": row.shared_folder_id,
+        "nodes": json.loads(row.node_names),
+    }
+
+
+def plan_json(plan: TrainingPlan) -> dict[str, Any]:
+    """What was resolved for a training, and what its owner should know about it."""
+    parallel = plan.parallel
+    return {
+        "strategy": parallel.strategy,
+        "ranks": parallel.world_size,
+        "precision": parallel.precision,
+        "grad_accum_steps": parallel.grad_accum_steps,
+        "batch_size": plan.train.batch_size,
+        "notes": list(plan.notes),
+    }
+
+
+def load_newest_checkpoints(connection: Connection, job_ids: Sequence[int]) -> dict[int, Row[Any]]:
+    """Per job the checkpoint that it would resume from; jobs without any are not in it."""
+    if not job_ids:
+        return {}
+    rows = connection.execute(
+        select(checkpoints)
+        .where(checkpoints.c.job_id.in_(job_ids), checkpoints.c.removed_at.is_(None))
+        .order_by(checkpoints.c.step, checkpoints.c.id)
+    )
+    return {row.job_id: row for row in rows}
 
 
 def load_attempts(

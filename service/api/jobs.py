@@ -1,4 +1,4 @@
-"""Routes of jobs: submit, dry run, list, show (conditional, long-poll), why, events, cancel."""
+"""Routes of jobs: submit, dry run, list, show (conditional, long-poll), why, events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from service.api.deps import (
     MAX_ID,
     AppState,
     Body,
-    JsonBody,
     State,
     allowed_job,
     caller,
@@ -31,13 +30,12 @@ from service.api.deps import (
     json_response,
     json_text_response,
 )
-from service.api.job_json import job_json, load_attempts
+from service.api.job_json import job_json, load_attempts, load_newest_checkpoints, plan_json
 from service.auth.permissions import Action, may_read
 from service.auth.principals import Principal
 from service.clock import rfc3339
 from service.db.tables import events, jobs, teams, users
 from service.errors import InvalidRequest
-from service.operations.cancel_job import cancel_job
 from service.operations.submit_job import SUBMITTED, check_submission, replay, request_hash, submit_job
 from service.scheduler.load_world import load_waiting, load_world
 from service.scheduler.plan import Place, plan
@@ -85,6 +83,7 @@ def post_job(
                     "gpu": spec.resources.gpu_type,
                 },
                 "processes_per_node": gang.processes_per_node,
+                "plan": None if submission.training is None else plan_json(submission.training),
                 "reason": _would_wait(state, submission),
             }
         )
@@ -100,7 +99,8 @@ def post_job(
             outcome=None,
             cause=None,
         )
-        told = job_json(row, attempt=None, progress=None, now=columns["submitted_at"], is_insider=True, is_whole=True)
+        now = columns["submitted_at"]
+        told = job_json(row, attempt=None, progress=None, checkpoint=None, now=now, is_insider=True, is_whole=True)
         return json.dumps(told, ensure_ascii=False)
 
     text, is_replay = submit_job(
@@ -180,8 +180,9 @@ def list_jobs(
         now = state.database.now(connection)
         rows = connection.execute(query).all()
         page = rows[:limit]
-        extras = load_attempts(connection, [row.id for row in page if row.num_attempts], now)
-    items = [_brief(row, extras.get(row.id, (None, None)), principal, now) for row in page]
+        tried = [row.id for row in page if row.num_attempts]
+        extras, newest = load_attempts(connection, tried, now), load_newest_checkpoints(connection, tried)
+    items = [_brief(row, extras.get(row.id, (None, None)), newest.get(row.id), principal, now) for row in page]
     following = _write_cursor(page[-1]) if len(rows) > limit else None
     return json_response({"items": items, "next": following})
 
@@ -195,12 +196,15 @@ def _has_tag(tag: str, is_sqlite: bool) -> ColumnElement[bool]:
     return or_(position(jobs.c.tags, "{" + member) > 0, position(jobs.c.tags, ", " + member) > 0)
 
 
-def _brief(row: Row[Any], extra: tuple[Any, Any], principal: Principal, now: float) -> dict[str, Any]:
+def _brief(
+    row: Row[Any], extra: tuple[Any, Any], checkpoint: Row[Any] | None, principal: Principal, now: float
+) -> dict[str, Any]:
     attempt, progress = extra
     told = job_json(
         row,
         attempt=attempt,
         progress=progress,
+        checkpoint=checkpoint,
         now=now,
         is_insider=may_read(principal, job_facts(row)),
         is_whole=False,
@@ -237,7 +241,7 @@ async def get_job(
     deadline = clock.monotonic() + min(wait, WAIT_LIMIT_SECONDS)
     with state.bus.subscribe(f"job:{job_id}") as subscription:
         while True:
-            told = await run_in_threadpool(_show, state, principal, job_id)
+            told = await run_in_threadpool(show_job, state, principal, job_id)
             etag = f'"{told["version"]}"'
             if if_none_match is None or etag not in [part.strip() for part in if_none_match.split(",")]:
                 return json_response(told, headers={"ETag": etag})
@@ -248,13 +252,21 @@ async def get_job(
             await subscription.wait(left if state.database.is_sqlite else min(left, 0.5))
 
 
-def _show(state: AppState, principal: Principal, job_id: int) -> dict[str, Any]:
+def show_job(state: AppState, principal: Principal, job_id: int) -> dict[str, Any]:
+    """The whole job as this principal may see it. Raises NotFound."""
     with state.database.read() as connection:
         row = allowed_job(connection, principal, job_id, Action.JOB_SEE)
         now = state.database.now(connection)
         attempt, progress = load_attempts(connection, [job_id], now).get(job_id, (None, None))
-        is_insider = may_read(principal, job_facts(row))
-        return job_json(row, attempt=attempt, progress=progress, now=now, is_insider=is_insider, is_whole=True)
+        return job_json(
+            row,
+            attempt=attempt,
+            progress=progress,
+            checkpoint=load_newest_checkpoints(connection, [job_id]).get(job_id),
+            now=now,
+            is_insider=may_read(principal, job_facts(row)),
+            is_whole=True,
+        )
 
 
 @router.get("/{job_id}/why")
@@ -332,23 +344,3 @@ def get_events(
         for event in found[:limit]
     ]
     return json_response({"items": items, "next": items[-1]["id"] if len(found) > limit else None})
-
-
-@router.post("/{job_id}/cancel", status_code=202)
-def post_cancel(
-    state: State, principal: Annotated[Principal, Depends(caller(Action.JOB_CANCEL))], job_id: int, body: JsonBody
-) -> Response:
-    """Cancel a job. Again, or after its end, changes nothing."""
-    reason = body.get("reason", "")
-    if not isinstance(reason, str) or len(reason) > 1000:
-        raise InvalidRequest("reason must be a text of at most 1000 characters")
-    with state.database.read() as connection:
-        allowed_job(connection, principal, job_id, Action.JOB_CANCEL)
-    is_accepted = cancel_job(
-        state.database,
-        job_id,
-        actor=principal.name,
-        reason=reason,
-        settle_seconds=state.settings.settle_seconds,
-    )
-    return json_response(_show(state, principal, job_id), 202 if is_accepted else 200)

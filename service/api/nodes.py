@@ -68,6 +68,7 @@ def list_nodes(state: State, principal: Annotated[Principal, Depends(caller(Acti
                     "memory_bytes": node.memory_bytes,
                     "gpus": devices[node.id],
                     "cordoned": node.cordon_reason,
+                    "shared_folder_id": node.shared_folder_id,
                     "last_heartbeat_at": rfc3339(node.last_heartbeat_at),
                     "version": node.agent_version,
                 }

@@ -25,6 +25,7 @@ class Action(StrEnum):
     JOB_READ = "job_read"
     """Its inside: spec, logs, metrics, traceback."""
     JOB_CANCEL = "job_cancel"
+    JOB_REQUEUE = "job_requeue"
     POOL_SEE = "pool_see"
     BUNDLE_WRITE = "bundle_write"
     OWN_TOKENS = "own_tokens"
@@ -68,6 +69,7 @@ RULES: Final[Mapping[Action, Callable[[Principal, JobFacts | None], bool]]] = {
     Action.JOB_SEE: _anybody,
     Action.JOB_READ: _insider,
     Action.JOB_CANCEL: _owner_or_admin,
+    Action.JOB_REQUEUE: _owner_or_admin,
     Action.POOL_SEE: _anybody,
     Action.BUNDLE_WRITE: _anybody,
     Action.OWN_TOKENS: _anybody,

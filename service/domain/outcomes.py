@@ -34,6 +34,8 @@ class OutcomeRule:
     sentence: str
     """What happened, for the user; `{detail}` is filled by the cause."""
     fix: str
+    retry_limit: int | None = None
+    """How many attempts of a job that ended so are tried again unasked; None: bounded by nothing of its own."""
 
 
 def _user(sentence: str, fix: str) -> OutcomeRule:
@@ -42,9 +44,15 @@ def _user(sentence: str, fix: str) -> OutcomeRule:
     )
 
 
-def _pool(sentence: str, fix: str) -> OutcomeRule:
+def _pool(sentence: str, fix: str, retry_limit: int | None = None) -> OutcomeRule:
     return OutcomeRule(
-        job_state=JobState.FAILED, is_retried=True, is_charged=False, fault=Fault.POOL, sentence=sentence, fix=fix
+        job_state=JobState.FAILED,
+        is_retried=True,
+        is_charged=False,
+        fault=Fault.POOL,
+        sentence=sentence,
+        fix=fix,
+        retry_limit=retry_limit,
     )
 
 
@@ -91,7 +99,9 @@ OUTCOME_RULES: Final[Mapping[Outcome, OutcomeRule]] = {
         fix="Nothing to do: it starts again by itself.",
     ),
     Outcome.HANG: _pool(
-        "The job made no progress any more: {detail}", "Read the stacks of the ranks behind in the job's events."
+        "The job made no progress any more: {detail}",
+        "The stacks of all ranks at that moment are in their logs: gang logs {job} --rank {rank}.",
+        retry_limit=1,  # a second hang is the code's: trying again would only hold the GPUs
     ),
     Outcome.COMMUNICATION_ERROR: _pool(
         "The ranks lost each other: {detail}", "If it happens again, look at the network between the nodes named."
@@ -132,17 +142,26 @@ POOL_RETRY_BACKOFF_SECONDS: Final = (0.0, 1.0, 5.0, 15.0, 60.0, 300.0)
 
 
 def retry_verdict(
-    outcome: Outcome, exit_code: int | None, retry: RetrySpec, *, num_charged: int, num_pool_retries: int
+    outcome: Outcome,
+    exit_code: int | None,
+    retry: RetrySpec,
+    *,
+    num_charged: int,
+    num_pool_retries: int,
+    num_same: int = 0,
 ) -> RetryVerdict:
     """Whether an attempt that ended with `outcome` is followed by another one. Pure.
 
-    `exit_code` is that of the first failing rank; `num_charged` and `num_pool_retries` count the retries so far.
+    `exit_code` is that of the first failing rank; `num_charged` and `num_pool_retries` count the retries so far,
+    `num_same` the job's earlier attempts with this very outcome.
     """
     rule = OUTCOME_RULES[outcome]
     if rule.is_retried:
         is_pool_retry = rule.fault is Fault.POOL
         if is_pool_retry and num_pool_retries >= POOL_RETRY_LIMIT:
             return _no_retry(f"{num_pool_retries} attempts ended by the pool's fault: giving up")
+        if rule.retry_limit is not None and num_same >= rule.retry_limit:
+            return _no_retry(f"attempts that ended as {outcome} before: {num_same}; giving up")
         delay = POOL_RETRY_BACKOFF_SECONDS[min(num_pool_retries, len(POOL_RETRY_BACKOFF_SECONDS) - 1)]
         return RetryVerdict(
             is_due=True,

@@ -14,6 +14,8 @@ class ReasonCode(StrEnum):
     NEEDS_NODES = "needs_nodes"
     NODES_NOT_READY = "nodes_not_ready"
     BEHIND = "behind"
+    PINNED = "pinned"
+    """Its newest checkpoint lies where it cannot run now."""
     BACK_OFF = "back_off"
     NEVER_FITS = "never_fits"
     STOP_UNCONFIRMED = "stop_unconfirmed"

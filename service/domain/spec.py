@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gangline.protocol.launch import decode
+from trainer.plan.training_plan import TrainingSpec
+
 ANY_GPU: Final = "any"
 DEFAULT_STOP_GRACE_SECONDS: Final = 30.0
 _CANONICAL: Final = json.JSONEncoder(
@@ -33,7 +36,7 @@ class RunSpec:
     """What is run."""
 
     kind: str
-    """`script`, `command`, `recipe` or `entry`."""
+    """`script`, `command`, `recipe` or `entry`; of the last two `JobSpec.training` says the rest."""
     script: str | None = None
     args: tuple[str, ...] = ()
     command: tuple[str, ...] | None = None
@@ -74,6 +77,8 @@ class JobSpec:
     code: CodeSpec = field(default_factory=CodeSpec)
     python: str | None = None
     run: RunSpec
+    training: TrainingSpec | None = None
+    """Of a recipe or entry: what is trained and how. None for scripts and commands."""
     resources: ResourceSpec = field(default_factory=ResourceSpec)
     processes_per_node: int | None = None
     env: dict[str, str] = field(default_factory=dict)
@@ -97,6 +102,7 @@ class JobSpec:
             run: dict[str, Any] = data["run"]
             command = run.get("command")
             retry: dict[str, Any] = data.get("retry", {})
+            training = data.get("training")
             parts: dict[str, Any] = {
                 "code": CodeSpec(**data.get("code", {})),
                 "run": RunSpec(
@@ -106,6 +112,7 @@ class JobSpec:
                         "command": None if command is None else tuple(command),
                     }
                 ),
+                "training": None if training is None else decode(TrainingSpec, training),
                 "resources": ResourceSpec(**data.get("resources", {})),
                 "retry": RetrySpec(
                     **{

@@ -17,9 +17,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from service.db.session import Database, Write
 from service.db.tables import attempts, events, jobs, metric_buckets, streams
 from service.db.transitions import add_event
+from service.domain.checkpoints import TRAINER_KINDS, TrainerEvent, parse_trainer_event
 from service.domain.metric_pyramid import KEPT_BUCKETS, Bucket, buckets_of
 from service.domain.progress import Progress, ProgressEvent, advance, known_metrics, parse_event
 from service.errors import InvalidRequest, OffsetMismatch
+from service.operations.accept_checkpoints import apply_trainer_events
+from service.operations.job_lock import keep_from_ending
 from service.operations.report_attempt import Part, open_part
 from service.storage.streams import StreamFiles
 
@@ -61,6 +64,8 @@ def append_stream(
     files.write_at(part.attempt_id, kind, rank, offset, data)
     new_size = offset + len(data)
     with database.write() as tx:
+        # What is accepted here counts for good, so nobody may end the part between the look at it and the commit.
+        keep_from_ending(tx, part.attempt_id, changes_job=kind == "events")
         clock_offset = open_part(tx.connection, part).clock_offset_seconds
         if row is None:
             _create(tx, part, kind, rank)
@@ -123,13 +128,15 @@ def _apply_events(
     if not end:
         return
     tx.connection.execute(update(streams).where(*where).values(parsed_bytes=parsed + end))
-    reported, refused = _parse(rank, data[:end])
+    reported, told, refused = _parse(rank, data[:end])
     attempt = tx.connection.execute(
         select(attempts.c.job_id, attempts.c.number, attempts.c.progress).where(attempts.c.id == attempt_id)
     ).one()
     if reported:
         timed = [replace(event, at=min(max(0.0, event.at + clock_offset_seconds), tx.now)) for event in reported]
         _apply_progress(tx, attempt_id, attempt, timed, refused)
+    if told:
+        refused |= apply_trainer_events(tx, attempt_id, told)
     if refused:
         _tell_refusals(tx, attempt, rank, refused)
 
@@ -148,23 +155,35 @@ def _tell_refusals(tx: Write, attempt: Any, rank: int, refused: Mapping[str, int
         )
 
 
-def _parse(rank: int, data: bytes) -> tuple[list[ProgressEvent], dict[str, int]]:
-    parsed: list[ProgressEvent] = []
+def _parse(rank: int, data: bytes) -> tuple[list[ProgressEvent], list[TrainerEvent], dict[str, int]]:
+    """Progress, what else the trainer told, and why lines are refused, with how many."""
+    progress: list[ProgressEvent] = []
+    told: list[TrainerEvent] = []
     refused: dict[str, int] = {}
     for line in data.split(b"\n"):
         if not line.strip():
             continue
-        why: ProgressEvent | str = f"a line of {len(line)} bytes, over {MAX_EVENT_BYTES}"
-        if len(line) <= MAX_EVENT_BYTES:
-            try:
-                why = parse_event(rank, json.loads(line))
-            except (ValueError, RecursionError):
-                why = "a line that is not JSON"
-        if isinstance(why, ProgressEvent):
-            parsed.append(why)
+        event = _parse_line(rank, line)
+        if isinstance(event, str):
+            refused[event] = refused.get(event, 0) + 1
+        elif isinstance(event, ProgressEvent):
+            progress.append(event)
         else:
-            refused[why] = refused.get(why, 0) + 1
-    return parsed, refused
+            told.append(event)
+    return progress, told, refused
+
+
+def _parse_line(rank: int, line: bytes) -> ProgressEvent | TrainerEvent | str:
+    if len(line) > MAX_EVENT_BYTES:
+        return f"a line of {len(line)} bytes, over {MAX_EVENT_BYTES}"
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return "a line that is not JSON"
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if isinstance(kind, str) and kind in TRAINER_KINDS:
+        return parse_trainer_event(rank, data)
+    return parse_event(rank, data)
 
 
 def _apply_progress(

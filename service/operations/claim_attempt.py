@@ -5,12 +5,13 @@ The same token again gets the same answer, so a lost answer strands nothing.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Row, select
 
-from gangline.protocol.launch import AssignedGPU, CodeSource, LaunchPlan, RunPlan
-from gangline.protocol.outcomes import JobState
+from gangline.protocol.launch import AssignedGPU, CodeSource, LaunchPlan, NodeFailure, NodeReport, RunPlan, encode
+from gangline.protocol.outcomes import JobState, Outcome, StopIntent
 from service.auth.tokens import hash_token
 from service.db.session import Database, Write
 from service.db.tables import allocations, attempt_nodes, attempts, gpus, jobs
@@ -18,8 +19,13 @@ from service.db.transitions import StaleTransition, move_attempt, move_attempt_n
 from service.domain.spec import JobSpec
 from service.domain.states import AttemptNodeState, AttemptState
 from service.errors import AlreadyClaimed, NotAssigned
+from service.operations.accept_checkpoints import choose_start, resume_points, subfolder_of
 from service.operations.job_lock import lock_job_of
+from service.operations.settle_attempt import end_attempt_node, settle_attempt
+from service.operations.stop_attempt import stop_attempt
 from service.settings import Settings
+from trainer.plan.problem import PlanError
+from trainer.plan.training_plan import TrainingPlan, TrainingSpec, plan_training
 
 
 def claim_attempt(
@@ -32,26 +38,64 @@ def claim_attempt(
     token: str,
     incarnation: str,
 ) -> LaunchPlan:
-    """Claim for `node`. Raises NotAssigned (ended, stopping or somebody else's) and AlreadyClaimed (other token)."""
-    token_hash = hash_token(token)
+    """Claim for `node`. Raises NotAssigned (ended, stopping or somebody else's) and AlreadyClaimed (other token).
+
+    A training that this version cannot plan (it was submitted to another) ends as a config error.
+    """
+    try:
+        with database.write() as tx:
+            return _claim_part(tx, settings, pool_id, node, attempt_id, hash_token(token), incarnation)
+    except PlanError as error:
+        # A version that could run it took the job. Nothing is claimed; without this it would be tried for ever.
+        _end_unplannable(database, settings, node, attempt_id, error)
+        raise NotAssigned(f"attempt {attempt_id} cannot be planned: {error}") from error
+
+
+def _claim_part(
+    tx: Write, settings: Settings, pool_id: str, node: Row[Any], attempt_id: int, token_hash: str, incarnation: str
+) -> LaunchPlan:
+    lock_job_of(tx, attempt_id)
+    row = tx.connection.execute(
+        select(attempt_nodes)
+        .where(attempt_nodes.c.attempt_id == attempt_id, attempt_nodes.c.node_id == node.id)
+        .with_for_update()
+    ).one_or_none()
+    if row is None or row.state == AttemptNodeState.ENDED:
+        raise NotAssigned(f"attempt {attempt_id} is not, or no longer, assigned to {node.name}")
+    attempt = tx.connection.execute(select(attempts).where(attempts.c.id == attempt_id).with_for_update()).one()
+    job = tx.connection.execute(select(jobs).where(jobs.c.id == attempt.job_id)).one()
+    spec = JobSpec.from_json(job.spec)
+    if row.state == AttemptNodeState.ALLOCATED:
+        if attempt.state not in (AttemptState.ALLOCATED, AttemptState.LAUNCHING) or job.state != JobState.STARTING:
+            raise NotAssigned(f"attempt {attempt_id} is {attempt.state}")
+        _claim(tx, row, attempt, token_hash, incarnation)
+        if attempt.resume_from is None and spec.training is not None:
+            choose_start(tx, attempt_id, job.id)
+            attempt = tx.connection.execute(select(attempts).where(attempts.c.id == attempt_id)).one()
+    elif row.token_hash != token_hash:
+        raise AlreadyClaimed(f"attempt {attempt_id} on {node.name} was claimed with another token")
+    return _launch_plan(tx, settings, pool_id, node, row, attempt, job, spec)
+
+
+def _end_unplannable(database: Database, settings: Settings, node: Row[Any], attempt_id: int, error: PlanError) -> None:
+    """End the node's unclaimed part, and with it the job, by what keeps it from being planned."""
     with database.write() as tx:
         lock_job_of(tx, attempt_id)
         row = tx.connection.execute(
-            select(attempt_nodes)
-            .where(attempt_nodes.c.attempt_id == attempt_id, attempt_nodes.c.node_id == node.id)
-            .with_for_update()
+            select(attempt_nodes).where(
+                attempt_nodes.c.attempt_id == attempt_id,
+                attempt_nodes.c.node_id == node.id,
+                attempt_nodes.c.state == AttemptNodeState.ALLOCATED,
+            )
         ).one_or_none()
-        if row is None or row.state == AttemptNodeState.ENDED:
-            raise NotAssigned(f"attempt {attempt_id} is not, or no longer, assigned to {node.name}")
-        attempt = tx.connection.execute(select(attempts).where(attempts.c.id == attempt_id).with_for_update()).one()
-        job = tx.connection.execute(select(jobs).where(jobs.c.id == attempt.job_id)).one()
-        if row.state == AttemptNodeState.ALLOCATED:
-            if attempt.state not in (AttemptState.ALLOCATED, AttemptState.LAUNCHING) or job.state != JobState.STARTING:
-                raise NotAssigned(f"attempt {attempt_id} is {attempt.state}")
-            _claim(tx, row, attempt, token_hash, incarnation)
-        elif row.token_hash != token_hash:
-            raise AlreadyClaimed(f"attempt {attempt_id} on {node.name} was claimed with another token")
-        return _launch_plan(tx, settings, pool_id, node, row, attempt, job)
+        if row is None:
+            return
+        failure = NodeFailure(outcome=Outcome.CONFIG_ERROR, message=f"this version cannot run it: {error}", at=tx.now)
+        end_attempt_node(
+            tx, row, report=NodeReport(ranks=(), failure=failure, stop_intent=None, process_set_empty=True)
+        )
+        stop_attempt(tx, attempt_id, StopIntent.PEER_FAILURE, detail=str(error), settle_seconds=settings.settle_seconds)
+        settle_attempt(tx, attempt_id)
 
 
 def _claim(tx: Write, row: Row[Any], attempt: Row[Any], token_hash: str, incarnation: str) -> None:
@@ -69,9 +113,15 @@ def _claim(tx: Write, row: Row[Any], attempt: Row[Any], token_hash: str, incarna
 
 
 def _launch_plan(
-    tx: Write, settings: Settings, pool_id: str, node: Row[Any], row: Row[Any], attempt: Row[Any], job: Row[Any]
+    tx: Write,
+    settings: Settings,
+    pool_id: str,
+    node: Row[Any],
+    row: Row[Any],
+    attempt: Row[Any],
+    job: Row[Any],
+    spec: JobSpec,
 ) -> LaunchPlan:
-    spec = JobSpec.from_json(job.spec)
     assigned = tx.connection.execute(
         select(gpus.c.gpu_index, gpus.c.uuid, gpus.c.kind)
         .join(allocations, (allocations.c.node_id == gpus.c.node_id) & (allocations.c.gpu_index == gpus.c.gpu_index))
@@ -113,6 +163,18 @@ def _launch_plan(
         disconnect_stop_seconds=disconnect_stop,
         gather_seconds=settings.gather_seconds,
         start_reason=attempt.start_reason,
+        training=None if spec.training is None else encode(_training_plan(spec.training, attempt, job)),
+        shared_folder_id=attempt.shared_folder_id,
+    )
+
+
+def _training_plan(training: TrainingSpec, attempt: Row[Any], job: Row[Any]) -> TrainingPlan:
+    """The plan file, but for the folders that only the node knows."""
+    return replace(
+        plan_training(training, job.num_nodes * job.processes_per_node),
+        checkpoint_subfolder=subfolder_of(attempt.id),
+        is_checkpoint_root_shared=attempt.shared_folder_id is not None,
+        resume_from=resume_points(attempt.resume_from),
     )
 
 

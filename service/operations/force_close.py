@@ -12,10 +12,12 @@ from service.db.session import Write
 from service.db.tables import allocations, attempt_nodes, jobs
 from service.db.transitions import move_attempt, move_attempt_node, move_job
 from service.domain.states import AttemptNodeState, AttemptState
+from service.operations.job_lock import lock_job_of
 
 
 def force_close(tx: Write, attempt: Row[Any], why: str) -> None:
     """End the attempt, free its GPUs, and fail (or cancel, where that was wished) its job with the reason."""
+    lock_job_of(tx, attempt.id)
     rows = tx.connection.execute(
         select(attempt_nodes.c.id).where(
             attempt_nodes.c.attempt_id == attempt.id, attempt_nodes.c.state != AttemptNodeState.ENDED

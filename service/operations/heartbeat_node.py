@@ -51,6 +51,8 @@ class Heartbeat:
     """Attempts of which marked processes live on the node."""
     quarantined: dict[str, str]
     """GPUs that the agent found not clean, by UUID, with the reason."""
+    shared_folder_id: str | None = None
+    """Id read from the agent's shared folder; None when it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +110,11 @@ def _record(tx: Write, node: Row[Any], heartbeat: Heartbeat, late_seconds: float
             cpus=heartbeat.cpus,
             memory_bytes=heartbeat.memory_bytes,
             inventory_hash=inventory_hash,
+            shared_folder_id=heartbeat.shared_folder_id,
         )
     )
+    if heartbeat.shared_folder_id != node.shared_folder_id:
+        tx.wake("schedule")  # a job may have waited for its checkpoints to be seen again
     if inventory_hash != node.inventory_hash:
         _record_inventory(tx, node.id, heartbeat.gpus)
         tx.wake("schedule")

@@ -79,6 +79,7 @@ def settle_attempt(tx: Write, attempt_id: int) -> None:
         spec.retry,
         num_charged=job.num_charged_retries,
         num_pool_retries=job.num_pool_retries,
+        num_same=_num_ended_as(tx, job.id, cause.outcome),
     )
     told = describe_cause(cause, job.id, endings)
     move_attempt(
@@ -92,10 +93,21 @@ def settle_attempt(tx: Write, attempt_id: int) -> None:
     tx.wake(f"log:{attempt_id}", "schedule")
 
 
+def _num_ended_as(tx: Write, job_id: int, outcome: Outcome) -> int:
+    """How many earlier attempts of the job ended with this outcome; counted only where the table bounds them."""
+    if OUTCOME_RULES[outcome].retry_limit is None:
+        return 0
+    return tx.connection.execute(
+        select(func.count())
+        .select_from(attempts)
+        .where(attempts.c.job_id == job_id, attempts.c.outcome == str(outcome), attempts.c.state == AttemptState.ENDED)
+    ).scalar_one()
+
+
 def decide(attempt: Row[Any], endings: Sequence[NodeEnding], spec: JobSpec) -> Cause:
     """The cause of an attempt's end from its row and its nodes' endings."""
     intent = StopIntent(attempt.stop_intent) if attempt.stop_intent else None
-    return decide_outcome(endings, intent, intent_detail=attempt.stop_detail, is_command=spec.run.kind == "command")
+    return decide_outcome(endings, intent, intent_detail=attempt.stop_detail, kind=spec.run.kind)
 
 
 def load_endings(tx: Write, attempt_id: int) -> tuple[NodeEnding, ...]:

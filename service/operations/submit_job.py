@@ -9,7 +9,7 @@ import hashlib
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ from service.errors import DoesNotFitPool, FieldProblem, Forbidden, IdempotencyC
 from service.operations.claim_attempt import disconnect_stop_seconds
 from service.operations.commit_submissions import NewJob, SubmissionCommitter
 from service.settings import Settings
+from service.storage.bundles import BundleFiles
+from trainer.plan.problem import PlanError
+from trainer.plan.training_plan import TrainingPlan, plan_training
 
 SUBMITTED = Reason(
     code=ReasonCode.SUBMITTED, text="It was just submitted; the scheduler looks at it now.", fix="Nothing to do."
@@ -40,6 +43,8 @@ class Submission:
 
     spec: JobSpec
     gang: ResolvedGang
+    training: TrainingPlan | None
+    """Of a recipe or entry: its plan for the ranks that the gang makes."""
     team_id: int
     team: str
 
@@ -97,16 +102,32 @@ def check_submission(
     """
     team_id, team = _team_of(principal, spec.team)
     problems = _problems(settings, spec)
-    if spec.code.bundle is not None and not is_dry_run:
-        problems += _bundle_problems(database, spec.code.bundle)
+    if spec.code.bundle is not None:
+        problems += _bundle_problems(database, settings, spec, spec.code.bundle, is_dry_run=is_dry_run)
     if problems:
-        raise InvalidJobSpec(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", errors=problems)
+        raise _invalid(problems)
     gang = resolve_gang(spec, shapes.get())
     if isinstance(gang, DoesNotFit):
         gang = resolve_gang(spec, shapes.get(refresh=True))
     if isinstance(gang, DoesNotFit):
         raise DoesNotFitPool(gang.message, fix=gang.fix)
-    return Submission(spec=spec, gang=gang, team_id=team_id, team=team)
+    return Submission(spec=spec, gang=gang, training=_plan(spec, gang), team_id=team_id, team=team)
+
+
+def _invalid(problems: Sequence[FieldProblem]) -> InvalidJobSpec:
+    return InvalidJobSpec(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", errors=problems)
+
+
+def _plan(spec: JobSpec, gang: ResolvedGang) -> TrainingPlan | None:
+    """The plan of a training for the number of ranks, known only now. Raises InvalidJobSpec."""
+    if spec.training is None:
+        return None
+    try:
+        return plan_training(spec.training, gang.num_nodes * gang.processes_per_node)
+    except PlanError as error:
+        raise _invalid(
+            [FieldProblem(pointer=one.key, message=one.message, suggestion=one.fix) for one in error.problems]
+        ) from error
 
 
 def _team_of(principal: Principal, asked: str | None) -> tuple[int, str]:
@@ -149,10 +170,17 @@ def _problems(settings: Settings, spec: JobSpec) -> list[FieldProblem]:
     return problems
 
 
-def _bundle_problems(database: Database, digest: str) -> list[FieldProblem]:
+def _bundle_problems(
+    database: Database, settings: Settings, spec: JobSpec, digest: str, *, is_dry_run: bool
+) -> list[FieldProblem]:
     with database.read() as connection:
         known = connection.execute(_KNOWN_BUNDLE, {"digest": digest}).first()
     if known is not None:
+        # A script is started by itself, so a folder of that name is its own business.
+        if spec.run.kind == "entry" and _hides_trainer(settings, known.hides_trainer, digest):
+            return [_HIDDEN_TRAINER]
+        return []
+    if is_dry_run:
         return []
     return [
         FieldProblem(
@@ -163,7 +191,18 @@ def _bundle_problems(database: Database, digest: str) -> list[FieldProblem]:
     ]
 
 
-_KNOWN_BUNDLE = select(bundles.c.digest).where(bundles.c.digest == bindparam("digest"))
+_HIDDEN_TRAINER = FieldProblem(
+    pointer="code.bundle",
+    message="holds `trainer` at its top, which would hide Gangline's own package of that name from run.entry",
+    suggestion="rename that folder or file in the code",
+)
+
+
+def _hides_trainer(settings: Settings, stored: bool | None, digest: str) -> bool:
+    return BundleFiles(settings.data_folder).hides_trainer(digest) if stored is None else stored
+
+
+_KNOWN_BUNDLE = select(bundles.c.hides_trainer).where(bundles.c.digest == bindparam("digest"))
 
 
 def request_hash(body: bytes, query: str) -> str:

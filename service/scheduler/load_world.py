@@ -7,7 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from service.db.tables import allocations, attempt_nodes, gpus, jobs, nodes
+from service.db.tables import allocations, attempt_nodes, checkpoints, gpus, jobs, nodes
+from service.domain.checkpoints import CheckpointHome
 from service.domain.states import AttemptNodeState, JobState, NodeState
 from service.scheduler.world import GPUView, NodeView, WaitingJob, World
 from service.settings import Settings, silent_seconds
@@ -48,11 +49,26 @@ def load_waiting(connection: Connection) -> tuple[tuple[WaitingJob, ...], dict[i
     """The waiting jobs, and the stored reason of each."""
     reasons: dict[int, str | None] = {}
     waiting = []
+    homes = load_homes(connection)
     for row in connection.execute(_WAITING):
         *facts, reason = row
         reasons[row.id] = reason
-        waiting.append(WaitingJob(**dict(zip(_WAITING_FIELDS, facts, strict=True))))
+        waiting.append(WaitingJob(**dict(zip(_WAITING_FIELDS, facts, strict=True)), home=homes.get(row.id)))
     return tuple(waiting), reasons
+
+
+_HOMES = (
+    select(checkpoints.c.job_id, checkpoints.c.shared_folder_id, checkpoints.c.node_names)
+    .join(jobs, jobs.c.id == checkpoints.c.job_id)
+    .where(jobs.c.state == JobState.WAITING, checkpoints.c.removed_at.is_(None))
+    .order_by(checkpoints.c.step, checkpoints.c.id)
+)
+
+
+def load_homes(connection: Connection) -> dict[int, CheckpointHome]:
+    """Where the newest checkpoint of each waiting job lies; jobs without any are not in it."""
+    newest = {job_id: place for job_id, *place in connection.execute(_HOMES)}
+    return {job_id: CheckpointHome.of_row(*place) for job_id, place in newest.items()}
 
 
 _WAITING_FIELDS = tuple(column.name for column in _WAITING.selected_columns if column.name != "reason")
@@ -91,6 +107,7 @@ def load_nodes(connection: Connection, now: float, settings: Settings) -> tuple[
                 memory_bytes=node.memory_bytes,
                 free_cpus=node.cpus - cpus,
                 free_memory_bytes=node.memory_bytes - int(memory),
+                shared_folder_id=node.shared_folder_id,
             )
         )
     return tuple(result)

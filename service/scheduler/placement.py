@@ -43,7 +43,8 @@ class FreeNode:
     def holds(self, job: WaitingJob) -> bool:
         """Whether one node's part of the gang fits here now."""
         return (
-            self.cpus >= job.cpus_per_node
+            job.may_run_on(self.view)
+            and self.cpus >= job.cpus_per_node
             and self.memory_bytes >= job.memory_bytes_per_node
             and len(self.matching(job.gpu_type)) >= job.gpus_per_node
         )

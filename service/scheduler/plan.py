@@ -6,6 +6,7 @@ job that does not start gets a reason.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.domain.reasons import Reason, ReasonCode
@@ -80,6 +81,9 @@ def _why_not(world: World, free: list[FreeNode], job: WaitingJob, *, has_placed:
             text=f"It needs {_ask(job)}, but only {len(able)} of {len(world.nodes)} nodes could ever hold that.",
             fix="Cancel it and submit with less, or ask an admin to add nodes.",
         )
+    if job.home is not None and (pinned := _why_pinned(able, job)) is not None:
+        return pinned
+    able = [node for node in able if job.may_run_on(node)]
     ready = [node for node in able if node.blocked_by is None]
     if len(ready) < job.num_nodes:
         blocked = ", ".join(f"{node.name} is {node.blocked_by}" for node in able if node.blocked_by)
@@ -88,7 +92,9 @@ def _why_not(world: World, free: list[FreeNode], job: WaitingJob, *, has_placed:
             text=f"It needs {_ask(job)}: {blocked}.",
             fix="It starts when they are back: gang node ls.",
         )
-    num_free = sum(len(node.matching(job.gpu_type)) for node in free if node.view.blocked_by is None)
+    num_free = sum(
+        len(node.matching(job.gpu_type)) for node in free if node.view.blocked_by is None and job.may_run_on(node.view)
+    )
     if has_placed and _fitted_before(world, job):
         return Reason(
             code=ReasonCode.BEHIND,
@@ -105,6 +111,27 @@ def _why_not(world: World, free: list[FreeNode], job: WaitingJob, *, has_placed:
         code=ReasonCode.NEEDS_NODES,
         text=f"It needs {_ask(job)}: {num_free} GPUs are free, but not enough together with CPUs and memory.",
         fix="It starts when whole shares are free; smaller parts per node may start sooner.",
+    )
+
+
+def _why_pinned(able: Sequence[NodeView], job: WaitingJob) -> Reason | None:
+    """Why its checkpoint keeps it from starting, when too few of the nodes that see it are there; None otherwise."""
+    seeing = [node for node in able if job.may_run_on(node)]
+    if job.home is None or sum(node.blocked_by is None for node in seeing) >= job.num_nodes:
+        return None
+    away = ", ".join(f"{node.name} is {node.blocked_by}" for node in seeing if node.blocked_by)
+    if job.home.shared_folder_id is not None:
+        where = f"in a shared folder that {len(seeing)} of the nodes that could hold it see"
+    else:
+        where = f"on {', '.join(job.home.node_names)} alone"
+        here = {node.name for node in seeing}
+        gone = [name for name in job.home.node_names if name not in here]
+        away = ", ".join([*([away] if away else []), *(f"{name} cannot hold it any more" for name in gone)])
+    give_up = f"gang requeue {job.id} --from-start"
+    return Reason(
+        code=ReasonCode.PINNED,
+        text=f"It needs {_ask(job)}, and its last checkpoint lies {where}{f': {away}' if away else ''}.",
+        fix=f"It resumes when they are back: gang node ls. To start it anywhere without its progress: {give_up}.",
     )
 
 

@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from service.domain.checkpoints import CheckpointHome
+
 
 @dataclass(frozen=True, kw_only=True)
 class GPUView:
@@ -30,6 +32,8 @@ class NodeView:
     memory_bytes: int
     free_cpus: float
     free_memory_bytes: int
+    shared_folder_id: str | None = None
+    """The shared folder that it sees: nodes with the same id see the same one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,8 @@ class WaitingJob:
     memory_bytes_per_node: int
     not_before: float | None = None
     """Back-off after a failed start, epoch seconds."""
+    home: CheckpointHome | None = None
+    """Where its newest checkpoint lies: it resumes only there. None: it has none, any node will do."""
 
     @property
     def num_gpus(self) -> int:
@@ -55,9 +61,20 @@ class WaitingJob:
         return self.num_nodes * self.gpus_per_node
 
     @property
-    def shape(self) -> tuple[int, int, str | None, float, int]:
+    def shape(self) -> tuple[int, int, str | None, float, int, CheckpointHome | None]:
         """What decides whether it fits; equal shapes fit or do not fit alike."""
-        return (self.num_nodes, self.gpus_per_node, self.gpu_type, self.cpus_per_node, self.memory_bytes_per_node)
+        return (
+            self.num_nodes,
+            self.gpus_per_node,
+            self.gpu_type,
+            self.cpus_per_node,
+            self.memory_bytes_per_node,
+            self.home,
+        )
+
+    def may_run_on(self, node: NodeView) -> bool:
+        """Whether it finds its newest checkpoint there."""
+        return self.home is None or self.home.is_seen_by(node.name, node.shared_folder_id)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
 from gangline.protocol.outcomes import Outcome
 from service.domain.spec import (
@@ -21,7 +21,9 @@ from service.domain.spec import (
     RunSpec,
 )
 from service.domain.text import MAX_NAME_LENGTH
-from service.schemas.units import MAX_SECONDS, parse_duration, parse_size
+from service.schemas.training_wire import CheckpointWire, ParallelWire, TrainWire, training_of
+from service.schemas.wire_types import Duration, Size, WireModel, list_of_at_most
+from trainer.plan.training_plan import RunTarget
 
 MAX_ARGUMENTS: Final = 20_000
 MAX_RETRY_ENTRIES: Final = 255
@@ -38,41 +40,11 @@ def _command(value: Any) -> list[str] | str:
     raise ValueError("must be a list of strings, or one string for the shell")
 
 
-def _list_of_at_most(limit: int) -> BeforeValidator:
-    """Checked before the elements are: each wrong one costs an error, and a megabyte holds half a million."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, list) and len(value) > limit:
-            raise ValueError(f"has {len(value)} entries, at most {limit} are allowed")
-        return value
-
-    return BeforeValidator(check)
+def _list_or_mapping(value: Any, check_list: ValidatorFunctionWrapHandler) -> Any:
+    """Which of the two it must be depends on what is run: `spec_rules` and `training_rules` say."""
+    return value if isinstance(value, dict) else check_list(value)
 
 
-Duration = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "pattern": r"^\s*([0-9]+(\.[0-9]+)?(ms|[dhms])\s*)+$"},
-                {"type": "number", "minimum": 0, "maximum": MAX_SECONDS},
-            ]
-        }
-    ),
-]
-Size = Annotated[
-    int,
-    BeforeValidator(parse_size),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgGtT][iI]?)?[bB]\s*$"},
-                {"type": "integer", "minimum": 0},
-            ]
-        }
-    ),
-]
 Command = Annotated[
     Any,
     BeforeValidator(_command),
@@ -82,18 +54,13 @@ Command = Annotated[
 ]
 Arguments = Annotated[
     list[str],
-    _list_of_at_most(MAX_ARGUMENTS),
+    list_of_at_most(MAX_ARGUMENTS),
+    WrapValidator(_list_or_mapping),
     WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "object"}]}),
 ]
 RetryOutcome = Literal[RETRYABLE]  # type: ignore[valid-type]  # made from the enum of outcomes
 ExitCodeNumber = Annotated[int, Field(ge=1, le=255)]
 TextMap = dict[str, str]
-
-
-class WireModel(BaseModel):
-    """Base of the parts of a job file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class CodeWire(WireModel, title="Code"):
@@ -111,20 +78,13 @@ class RunWire(WireModel, title="Run"):
     script: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Python script, relative to the code; one process per rank with the torchrun variables."""
     args: Arguments | None = None
-    """Arguments of the script, strings, passed exactly as written. (With entry: a mapping.)"""
+    """Of a script: a list of strings, passed exactly as written. Of a recipe or entry: a mapping of its parameters."""
     command: Command | None = None
     """Run once per node. A list reaches the program exactly; a string runs as one shell script inside the job."""
-    recipe: str | None = None
-    """A built-in training recipe. Comes with the trainer package."""
-    entry: str | None = None
-    """`package.module:function` that returns a training task. Comes with the trainer package."""
-
-
-class ParallelWire(WireModel, title="Parallel"):
-    """How a recipe or entry is split over GPUs. Comes with the trainer package."""
-
-    strategy: Literal["single", "ddp", "fsdp", "hsdp", "model", "tensor", "pipeline", "auto"] | None = None
-    """The preset of the parallel plan."""
+    recipe: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    """A built-in training recipe; needs no code."""
+    entry: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """`package.module:function` of the code that returns a training task; Gangline runs the loop."""
 
 
 class ResourcesWire(WireModel, title="Resources"):
@@ -151,9 +111,9 @@ class RetryWire(WireModel, title="Retry"):
 
     max: Annotated[int, Field(ge=0, le=100)] | None = None
     """How often at most."""
-    on: Annotated[list[RetryOutcome], _list_of_at_most(MAX_RETRY_ENTRIES)] | None = None
+    on: Annotated[list[RetryOutcome], list_of_at_most(MAX_RETRY_ENTRIES)] | None = None
     """Outcomes to try again after."""
-    exit_codes: Annotated[list[ExitCodeNumber], _list_of_at_most(MAX_RETRY_ENTRIES)] | None = None
+    exit_codes: Annotated[list[ExitCodeNumber], list_of_at_most(MAX_RETRY_ENTRIES)] | None = None
     """Exit codes to try again after."""
 
 
@@ -171,21 +131,25 @@ class JobWire(WireModel, title="Gangline job"):
     code: CodeWire | None = None
     """Where the code is."""
     python: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """Interpreter of a script on the nodes: absolute, or a name looked up on PATH there."""
+    """Interpreter of the ranks on the nodes: absolute, or a name looked up on PATH there."""
     run: RunWire
     """What is run."""
+    train: TrainWire | None = None
+    """How long and how a recipe or entry is trained."""
     parallel: ParallelWire | None = None
-    """How it is split over GPUs."""
+    """How a recipe or entry is split over GPUs."""
+    checkpoint: CheckpointWire | None = None
+    """When a recipe or entry writes checkpoints."""
     resources: ResourcesWire | None = None
     """What it needs."""
     processes_per_node: Annotated[int, Field(ge=1, le=4_096)] | None = None
-    """Ranks of a script on each node. Default: one per GPU, at least one."""
+    """Ranks on each node; a command has one. Default: one per GPU, at least one."""
     env: Annotated[TextMap, Field(max_length=MAX_VARIABLES)] | None = None
     """Environment variables; values are strings."""
     retry: RetryWire | None = None
     """When to try again."""
     preemptible: bool | None = None
-    """The job resumes by itself, and may be stopped to make room."""
+    """The job resumes by itself, and may be stopped to make room. Default: true for recipe and entry, else false."""
     on_disconnect: Literal["continue", "stop"] | None = None
     """What ranks do while their node cannot reach the server."""
     stop_grace: Duration | None = None
@@ -212,6 +176,7 @@ def to_job_spec(wire: JobWire) -> JobSpec:
     retry = wire.retry or RetryWire()
     code = wire.code or CodeWire()
     gpu = resources.gpu
+    training = training_of(_target(wire.run), wire.train, wire.parallel, wire.checkpoint) if _is_trained(wire) else None
     return JobSpec(
         name=wire.name,
         team=wire.team,
@@ -219,6 +184,7 @@ def to_job_spec(wire: JobWire) -> JobSpec:
         code=CodeSpec(bundle=code.bundle, path=code.path),
         python=wire.python,
         run=_run_spec(wire.run),
+        training=training,
         resources=ResourceSpec(
             num_nodes=resources.nodes,
             gpus_per_node=resources.gpus_per_node,
@@ -235,7 +201,8 @@ def to_job_spec(wire: JobWire) -> JobSpec:
             outcomes=tuple(retry.on or ()),
             exit_codes=tuple(retry.exit_codes or ()),
         ),
-        preemptible=bool(wire.preemptible),
+        # Whoever trains with Gangline's loop resumes from checkpoints; a script must say that it does.
+        preemptible=training is not None if wire.preemptible is None else wire.preemptible,
         on_disconnect=wire.on_disconnect or "continue",
         stop_grace_seconds=DEFAULT_STOP_GRACE_SECONDS if wire.stop_grace is None else wire.stop_grace,
         tags=dict(wire.tags or {}),
@@ -243,7 +210,20 @@ def to_job_spec(wire: JobWire) -> JobSpec:
     )
 
 
+def _is_trained(wire: JobWire) -> bool:
+    return wire.run.recipe is not None or wire.run.entry is not None
+
+
+def _target(run: RunWire) -> RunTarget:
+    args: Any = run.args
+    return RunTarget(recipe=run.recipe, entry=run.entry, args=dict(args or {}))
+
+
 def _run_spec(run: RunWire) -> RunSpec:
+    if run.recipe is not None:
+        return RunSpec(kind="recipe")
+    if run.entry is not None:
+        return RunSpec(kind="entry")
     if run.script is not None:
         return RunSpec(kind="script", script=run.script, args=tuple(run.args or ()))
     if isinstance(run.command, str):

@@ -27,6 +27,10 @@ _TEXT_KEYS: Final = frozenset(
         ("run", "recipe"),
         ("run", "entry"),
         ("resources", "gpu"),
+        ("parallel", "strategy"),
+        ("parallel", "precision"),
+        ("train", "optimizer"),
+        ("train", "schedule"),
     }
 )
 _QUOTES: Final = ('"', "'")
@@ -74,11 +78,11 @@ def _value_of(path: tuple[str, ...], text: str) -> Any:
     is_map_value = len(path) == 2 and path[0] in _TEXT_MAPS
     is_text = is_map_value or path in _TEXT_KEYS
     if text[:1] in _QUOTES or (text[:1] in _BRACKETS and (not is_text or path == _COMMAND)):
-        tree, problems = read_yaml(text)
+        tree, problems = read_yaml(text, path)
         if problems:
             raise DocumentError(f"{problems[0].pointer} {problems[0].message}", None, None)
         return tree.plain()
-    value = resolve_scalar(text)
+    value = resolve_scalar(text, path)
     if is_map_value:
         return text
     return text if is_text and value is not None else value

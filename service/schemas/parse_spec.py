@@ -18,7 +18,8 @@ from service.schemas.job_spec import JobWire, to_job_spec
 from service.schemas.located import DocumentError, Located, Path, pointer_of, read_json
 from service.schemas.overrides import apply_overrides
 from service.schemas.spec_messages import finding_of, shown
-from service.schemas.spec_rules import Finding, findings_of
+from service.schemas.spec_rules import Finding, findings_of, is_trained
+from service.schemas.training_rules import TRAINER_PARTS, training_findings
 from service.schemas.yaml_tree import read_yaml
 
 __all__ = ["InvalidSpec", "Problem", "parse_spec"]
@@ -50,15 +51,15 @@ def parse_spec(body: bytes, content_type: str, overrides: Sequence[str] = ()) ->
     try:
         wire = JobWire.model_validate(document)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-    findings = list(findings_of(document))
+        errors = _relevant(error.errors(include_url=False), document)
+    findings = [*findings_of(document), *training_findings(document)]
     if wire is not None and not problems and not findings:
         return to_job_spec(wire)
     if tree is None:
         tree, _ = _located(read_json, body.decode("utf-8-sig"))
     hidden = len(errors) + len(findings) + len(problems) - MAX_PROBLEMS
     findings += [finding_of(error, _written(tree, changed, tuple(error["loc"]))) for error in errors[:MAX_PROBLEMS]]
-    problems += [_problem_of(finding, tree, changed) for finding in _relevant(findings[:MAX_PROBLEMS], document)]
+    problems += [_problem_of(finding, tree, changed) for finding in dict.fromkeys(findings[:MAX_PROBLEMS])]
     problems.sort(key=_order)
     if hidden > 0:
         problems = problems[:MAX_PROBLEMS]
@@ -138,21 +139,13 @@ def _whole(message: str, suggestion: str, line: int | None = None, column: int |
     return Problem(pointer="", message=message, suggestion=suggestion, line=line, column=column)
 
 
-def _relevant(findings: list[Finding], document: dict[str, Any]) -> list[Finding]:
-    """Without what only repeats: details of a part that is refused as a whole."""
-    run = document.get("run")
-    refused: set[Path] = {("parallel",)} if document.get("parallel") is not None else set()
-    if isinstance(run, dict) and (run.get("entry") is not None or run.get("recipe") is not None):
-        refused.add(("run", "args"))
-    kept = [one for one in findings if not any(_lies_in(one.path, part) for part in refused)]
-    return list(dict.fromkeys(kept))
-
-
-def _lies_in(path: Path, part: Path) -> bool:
-    """Whether `path` is a detail of `part`; the refusal itself, at `parallel`, is not."""
-    if part == ("run", "args"):
-        return path[:2] == part
-    return path[:1] == part and len(path) > 1
+def _relevant(errors: list[Any], document: dict[str, Any]) -> list[Any]:
+    """The model's errors without details of a part that a rule refuses as a whole."""
+    if not is_trained(document):
+        return [error for error in errors if not any(part in TRAINER_PARTS for part in error["loc"][:1])]
+    if isinstance(document["run"].get("args"), dict):
+        return errors
+    return [error for error in errors if error["loc"][:2] != ("run", "args")]
 
 
 def _is_set(path: Path, changed: set[Path]) -> bool:

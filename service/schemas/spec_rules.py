@@ -1,7 +1,8 @@
 """Rules of a job file beyond types: names and texts, variables, and keys that contradict each other. Pure.
 
 They look at the raw document and pass over what has a wrong type (the model reports that), so that all problems are
-found in one go. Not for: what depends on the pool, the caller or the server's settings (`service.operations`).
+found in one go. Not for: recipes and entries (`training_rules`), nor what depends on the pool, the caller or the
+server's settings (`service.operations`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ MAX_WORD_BYTES: Final = 131_071
 """Linux refuses to start a program with a longer argument or `NAME=value`."""
 MAX_ARGS_BYTES: Final = 2**20
 MAX_ENV_BYTES: Final = 2**19
-TRAINER_ONLY: Final = "comes with the trainer package; use run.script or run.command."
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WAYS_TO_RUN: Final = ("script", "command", "recipe", "entry")
 
@@ -40,9 +40,16 @@ def findings_of(document: Document) -> Iterator[Finding]:
         yield from rule(document)
 
 
-def _part(document: Document, key: str) -> Document:
+def part_of(document: Document, key: str) -> Document:
+    """The mapping at `key`; empty when there is none or the model refuses what is there."""
     part = document.get(key)
     return part if isinstance(part, dict) else {}
+
+
+def is_trained(document: Document) -> bool:
+    """Whether the job names a recipe or entry."""
+    run = part_of(document, "run")
+    return run.get("recipe") is not None or run.get("entry") is not None
 
 
 def _whole(part: Document, key: str) -> int | None:
@@ -59,7 +66,7 @@ def _name_rule(document: Document) -> Iterator[Finding]:
 
 
 def _tag_rule(document: Document) -> Iterator[Finding]:
-    for key, value in _part(document, "tags").items():
+    for key, value in part_of(document, "tags").items():
         if problem := problem_with_name(key):
             yield Finding(("tags", key), f"the tag's key {problem}.", "Use printable characters.")
         if isinstance(value, str) and value and (problem := problem_with_name(value)):
@@ -68,7 +75,7 @@ def _tag_rule(document: Document) -> Iterator[Finding]:
 
 def _env_rule(document: Document) -> Iterator[Finding]:
     total = 0
-    for key, value in _part(document, "env").items():
+    for key, value in part_of(document, "env").items():
         if not _VARIABLE.fullmatch(key):
             yield Finding(
                 ("env", key), "is not a name for a variable.", "Use letters, digits and _, no digit at the start."
@@ -110,22 +117,17 @@ def _run_rule(document: Document) -> Iterator[Finding]:
         return
     given = [way for way in _WAYS_TO_RUN if run.get(way) is not None]
     if not given:
-        yield Finding(("run",), "does not say what to run.", "Give script or command.")
+        yield Finding(("run",), "does not say what to run.", "Give script, command, recipe or entry.")
     if len(given) > 1:
         ways = " and ".join(f"run.{way}" for way in given)
         yield Finding(("run", given[1]), f"{ways} exclude each other.", "Keep one of them.")
-    for way in ("recipe", "entry"):
-        if way in given:
-            yield Finding(("run", way), f"run.{way} {TRAINER_ONLY}")
-    if document.get("parallel") is not None:
-        yield Finding(("parallel",), f"parallel {TRAINER_ONLY}", "Remove it: a script splits its work itself.")
     if "command" in given and run.get("args"):
         yield Finding(("run", "args"), "args belongs to run.script.", "Put the arguments into the command.")
 
 
 def _words_rule(document: Document) -> Iterator[Finding]:
-    run = _part(document, "run")
-    for key in ("args", "command"):
+    run = part_of(document, "run")
+    for key in ("command",) if is_trained(document) else ("args", "command"):
         value = run.get(key)
         if isinstance(value, str):
             yield from _word_findings(("run", key), value)
@@ -147,7 +149,7 @@ def _words_rule(document: Document) -> Iterator[Finding]:
 
 
 def _code_rule(document: Document) -> Iterator[Finding]:
-    code = _part(document, "code")
+    code = part_of(document, "code")
     bundle, path = code.get("bundle"), code.get("path")
     if bundle is not None and path is not None:
         yield Finding(("code", "path"), "code.bundle and code.path exclude each other.", "Keep one of them.")
@@ -165,7 +167,7 @@ def _code_rule(document: Document) -> Iterator[Finding]:
 
 
 def _script_rule(document: Document) -> Iterator[Finding]:
-    run, code = _part(document, "run"), _part(document, "code")
+    run, code = part_of(document, "run"), part_of(document, "code")
     script = run.get("script")
     if not isinstance(script, str):
         return
@@ -188,13 +190,13 @@ def _script_rule(document: Document) -> Iterator[Finding]:
 
 
 def _gpu_rule(document: Document) -> Iterator[Finding]:
-    gpu = _part(document, "resources").get("gpu")
+    gpu = part_of(document, "resources").get("gpu")
     if isinstance(gpu, str) and gpu and (problem := problem_with_name(gpu)):
         yield Finding(("resources", "gpu"), f"{problem}.", "Write a type as gang node ls shows it, such as H100.")
 
 
 def _resources_rule(document: Document) -> Iterator[Finding]:
-    resources = _part(document, "resources")
+    resources = part_of(document, "resources")
     total, nodes, each = (_whole(resources, key) for key in ("gpus", "nodes", "gpus_per_node"))
     where: Path = ("resources", "gpus")
     if total is None:
@@ -210,7 +212,7 @@ def _resources_rule(document: Document) -> Iterator[Finding]:
 
 
 def _processes_rule(document: Document) -> Iterator[Finding]:
-    if document.get("processes_per_node") is not None and _part(document, "run").get("command") is not None:
+    if document.get("processes_per_node") is not None and part_of(document, "run").get("command") is not None:
         yield Finding(
             ("processes_per_node",),
             "is for run.script; a command runs once per node.",

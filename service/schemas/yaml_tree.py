@@ -21,13 +21,20 @@ _NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL: Final = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,4000})")
 _FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)\.[0-9]*)(?:[eE][-+]?[0-9]+)?")
+_EXPONENT: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*)[eE][-+]?[0-9]+")
 _NOT_FINITE: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
-def resolve_scalar(text: str) -> Any:
-    """What an unquoted scalar means: null, true or false, a number, else the text itself.
+def is_setting(path: Path) -> bool:
+    """Whether a value at `path` is a setting of a training: no word for a program, so `3e-4` is a number there."""
+    is_parameter = path[:2] == ("run", "args") and len(path) > 2 and isinstance(path[2], str)
+    return is_parameter or path[:1] in (("train",), ("parallel",), ("checkpoint",))
 
-    `3e-4` is text here (it reaches a program exactly as written), `3.0e-4` is a number.
+
+def resolve_scalar(text: str, path: Path) -> Any:
+    """What an unquoted scalar at `path` means: null, true or false, a number, else the text itself.
+
+    `3.0e-4` is a number. `3e-4` is text (it reaches a program exactly as written), but a number where it is a setting.
     """
     if text in _NULL:
         return None
@@ -35,16 +42,16 @@ def resolve_scalar(text: str) -> Any:
         return _BOOL[text]
     if _INT.fullmatch(text):
         return int(text)
-    if _FLOAT.fullmatch(text):
+    if _FLOAT.fullmatch(text) or (_EXPONENT.fullmatch(text) and is_setting(path)):
         return float(text)
     if _NOT_FINITE.fullmatch(text):
         return float(text.lower().replace(".", "", 1))
     return text
 
 
-def read_yaml(text: str) -> tuple[Located, list[Problem]]:
-    """The tree of a YAML text, and its duplicate keys. Raises DocumentError."""
-    reader = _YamlReader()
+def read_yaml(text: str, at: Path = ()) -> tuple[Located, list[Problem]]:
+    """The tree of a YAML text, and its duplicate keys; `at`: its place in a job file. Raises DocumentError."""
+    reader = _YamlReader(at)
     loader = None
     try:
         loader = _LOADER(text)
@@ -83,7 +90,8 @@ class _Open:
 class _YamlReader:
     """Builds the tree from events."""
 
-    def __init__(self) -> None:
+    def __init__(self, at: Path) -> None:
+        self._at = at
         self.root: Located | None = None
         self.problems: list[Problem] = []
         self._open: list[_Open] = []
@@ -112,7 +120,7 @@ class _YamlReader:
             self._key(event.value, line, column, event)
             return
         is_plain = event.implicit[0]
-        value = resolve_scalar(event.value) if is_plain else event.value
+        value = resolve_scalar(event.value, self._path()) if is_plain else event.value
         node = Located(value, line, column, event.value)
         if event.anchor:
             self._anchors[event.anchor] = node
@@ -133,14 +141,18 @@ class _YamlReader:
             raise _error(event, f"is nested deeper than {MAX_DEPTH} levels.")
         if self._open and self._open[-1].expects_key:
             raise _error(event, "has a list or mapping where a key must stand.", "Put the key in quotes.")
-        path: Path = ()
-        if self._open:
-            top = self._open[-1]
-            path = (*top.path, top.key if top.key is not None else len(top.node.value))
+        path = self._path()
         node = Located(empty, event.start_mark.line + 1, event.start_mark.column + 1)
         if event.anchor:
             self._anchors[event.anchor] = None
         self._open.append(_Open(node, path, event.anchor))
+
+    def _path(self) -> Path:
+        """Where the value that comes next will stand."""
+        if not self._open:
+            return self._at
+        top = self._open[-1]
+        return (*top.path, top.key if top.key is not None else len(top.node.value))
 
     def _end(self) -> None:
         done = self._open.pop()

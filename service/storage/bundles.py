@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 from pathlib import Path
 
-from gangline.protocol.bundles import UnsafeBundle, inspect_bundle
+from gangline.protocol.bundles import BundleFacts, UnsafeBundle, inspect_bundle
 from service.errors import InvalidRequest, StorageFull, UnsafeArchive
 
 
@@ -25,6 +26,10 @@ class BundleFiles:
             raise InvalidRequest(f"{digest!r} is not a digest", fix="Use sha256:<64 hexadecimal digits>.")
         return self._folder / hexadecimal
 
+    def hides_trainer(self, digest: str) -> bool:
+        """Whether a stored bundle, put first on the path, would hide the trainer package. Reads it through."""
+        return _hides_trainer(inspect_bundle(self.path(digest)))
+
     def begin(self) -> BundleUpload:
         """Start receiving a bundle into a temporary file."""
         try:
@@ -33,6 +38,14 @@ class BundleFiles:
         except OSError as error:
             raise StorageFull(f"cannot store the bundle: {error.strerror}") from error
         return BundleUpload(self, descriptor, Path(name))
+
+
+_TRAINER_MODULE = re.compile(r"trainer(\.pyc?|\..*\.so|\.so)?")
+"""A folder, a module, a compiled one, an extension."""
+
+
+def _hides_trainer(facts: BundleFacts) -> bool:
+    return any(_TRAINER_MODULE.fullmatch(name) for name in facts.top_level)
 
 
 class BundleUpload:
@@ -54,8 +67,11 @@ class BundleUpload:
         self._hash.update(data)
         self.num_bytes += len(data)
 
-    def keep(self, digest: str) -> None:
-        """Check content and members, then give the file its name. Raises InvalidRequest, UnsafeArchive."""
+    def keep(self, digest: str) -> bool:
+        """Check content and members, then give the file its name; returns whether it would hide the trainer package.
+
+        Raises InvalidRequest, UnsafeArchive.
+        """
         target = self._files.path(digest)
         try:
             self._file.flush()
@@ -66,10 +82,11 @@ class BundleUpload:
         if actual != digest:
             raise InvalidRequest(f"the body has digest {actual}, not {digest}", fix="Send the bytes again.")
         try:
-            inspect_bundle(self._path)
+            facts = inspect_bundle(self._path)
         except UnsafeBundle as error:
             raise UnsafeArchive(error.reason, fix=error.fix) from error
         self._path.replace(target)
+        return _hides_trainer(facts)
 
     def drop(self) -> None:
         """Remove what is left of the upload; harmless after `keep`."""

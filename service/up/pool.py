@@ -24,6 +24,8 @@ from service.up.child import Child
 from service.up.redis_server import find_redis_server, redis_command
 
 UP_FILE = "up.json"
+SHARED_FOLDER = "shared"
+"""Below the data folder: all local agents see it, so a job finds its checkpoints on each of them."""
 START_SECONDS = 30.0
 SETTINGS_REFUSED = 2
 DRAIN_SECONDS = SHUTDOWN_GRACE_SECONDS + 10.0
@@ -169,6 +171,8 @@ def build_pool(options: PoolOptions, environment: dict[str, str]) -> LocalPool:
     """The processes as they will be started. Reads the file system, starts nothing."""
     logs = options.data_folder / "logs"
     logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+    shared = options.data_folder / SHARED_FOLDER
+    shared.mkdir(exist_ok=True, mode=0o700)
     socket_folder = Path(tempfile.mkdtemp(prefix="gl-up-"))
     broker_url = ""
     broker = None
@@ -209,6 +213,8 @@ def build_pool(options: PoolOptions, environment: dict[str, str]) -> LocalPool:
             str(options.slots),
             "--enrolment-token-file",
             str(options.data_folder / ENROLMENT_TOKEN_FILE),
+            "--shared-folder",
+            str(shared),
         ]
         agents.append(Child(f"node-{number}", argv, agent_environment, logs / f"node-{number}.log"))
     return LocalPool(options, server, broker, agents, socket_folder)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from service import errors
 from service.domain import states
-from service.domain.outcomes import OUTCOME_RULES
+from service.domain.outcomes import OUTCOME_RULES, OutcomeRule
 from service.domain.reasons import ReasonCode
 from service.errors import ServiceError
 from service.settings import ENV_PREFIX, Settings
@@ -65,7 +65,7 @@ def outcomes_page() -> str:
         (
             f"`{outcome}`",
             rule.job_state,
-            _yes(rule.is_retried),
+            _retried(rule),
             _yes(rule.is_charged),
             rule.fault,
             rule.sentence,
@@ -146,6 +146,12 @@ def _cell(value: Any) -> str:
 def _shown(value: Any) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text or "(empty)"
+
+
+def _retried(rule: OutcomeRule) -> str:
+    return _yes(rule.is_retried) + (
+        f", {rule.retry_limit} time{'s' * (rule.retry_limit > 1)}" if rule.retry_limit else ""
+    )
 
 
 def _yes(value: bool) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.scheduler.plan import Plan, plan
 from service.scheduler.world import NodeView, WaitingJob, World, queue_order
-from tests.unit.service.worlds import GIB, gpu, job
+from tests.unit.service.worlds import GIB, gpu, home, job
 
 NOW = 1_000.0
 EXAMPLES = settings(max_examples=150, deadline=None)
@@ -32,6 +32,7 @@ def node_views(draw: st.DrawFn, number: int) -> NodeView:
         memory_bytes=memory,
         free_cpus=cpus * draw(st.sampled_from([1.0, 1.0, 0.5, 0.0])),
         free_memory_bytes=memory // draw(st.sampled_from([1, 1, 2])),
+        shared_folder_id=draw(st.sampled_from([None, "nfs", "lustre"])),
     )
 
 
@@ -48,6 +49,7 @@ def waiting_jobs(draw: st.DrawFn, number: int) -> WaitingJob:
         cpus=float(draw(st.sampled_from([1, 1, 3, 6]))),
         memory=draw(st.sampled_from([0, 0, 4, 16])) * GIB,
         not_before=draw(st.sampled_from([None, None, None, NOW - 1, NOW + 1])),
+        home=draw(st.sampled_from([None, None, home(1), home(1, 2), home(2, 3, shared="nfs"), home(1, shared="gone")])),
     )
 
 
@@ -97,6 +99,22 @@ def test_a_gang_gets_all_that_it_asked_for_on_different_nodes(world: World) -> N
             assert len(set(share.gpu_indices)) == asked.gpus_per_node
             models = {one.model for one in nodes[share.node_id].gpus if one.index in share.gpu_indices}
             assert asked.gpu_type is None or models <= {asked.gpu_type}
+
+
+@EXAMPLES
+@given(worlds())
+def test_a_job_with_a_checkpoint_is_placed_only_where_it_can_be_read(world: World) -> None:
+    jobs, nodes = {one.id: one for one in world.waiting}, {node.id: node for node in world.nodes}
+    for place in plan(world, NOW).places:
+        asked = jobs[place.job_id].home
+        if asked is None:
+            continue
+        for share in place.shares:
+            node = nodes[share.node_id]
+            if asked.shared_folder_id is not None:
+                assert node.shared_folder_id == asked.shared_folder_id
+            else:
+                assert node.name in asked.node_names
 
 
 @EXAMPLES

@@ -5,15 +5,13 @@ Not for: waiting until they have stopped (`gang wait`).
 
 from __future__ import annotations
 
-import sys
-
 import click
 
+from gangline.cli.consent import ask
 from gangline.cli.options import gang_command
 from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
 from gangline.cli.words import condition
-from gangline.client.models import Job
 
 
 @gang_command()
@@ -28,7 +26,7 @@ def cancel(session: Session, jobs: tuple[str, ...], reason: str, yes: bool) -> N
         found = list({job.id: job for job in (client.job(word) for word in jobs)}.values())
     going = [job for job in found if not job.is_terminal]
     if len(going) > 1 and not yes:
-        _ask(session, going)
+        ask(session, going, "stop")
     with session.busy("Cancelling"):
         after = [job if job.is_terminal else client.cancel(job.id, reason=reason) for job in found]
     if session.is_json:
@@ -39,12 +37,3 @@ def cancel(session: Session, jobs: tuple[str, ...], reason: str, yes: bool) -> N
         already = " already: nothing to stop" if before.is_terminal else ""
         state = session.paint(job.state, clean_inline(condition(job.state)))
         session.out(f"{job.id} {clean_inline(job.name)} {state}{already}")
-
-
-def _ask(session: Session, going: list[Job]) -> None:
-    """List the jobs and ask. Raises a usage error without a terminal to ask on."""
-    for job in going:
-        session.note(f"{job.id}  {job.state}  {clean_inline(job.name)}  {clean_inline(job.owner)}")
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"This would stop {len(going)} jobs: without a terminal to ask on, -y is needed.")
-    click.confirm(f"Stop these {len(going)} jobs?", abort=True, err=True)

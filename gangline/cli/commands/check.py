@@ -33,12 +33,30 @@ def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
     spec, resources = answer.get("spec") or {}, answer.get("resources") or {}
     session.out(f"{session.job_file_label} is valid: {clean_inline(str(spec.get('name', NOTHING)))}")
     session.out(f"  resources  {_resources(resources)}")
+    plan = answer.get("plan") or {}
+    if plan:
+        session.out(f"  plan       {_plan(plan)}")
+    for note in plan.get("notes") or ():
+        session.out(f"  note       {clean_inline(str(note))}")
     reason = answer.get("reason") or {}
     if reason.get("text"):
         session.out(f"  now        {clean_inline(str(reason['text']))}")
     if reason.get("fix"):
         session.out(f"  sooner     {clean_inline(str(reason['fix']))}")
     session.note(f"  submit     gang submit {file}")
+
+
+def _plan(plan: dict[str, Any]) -> str:
+    """How a training is split, such as `ddp over 4 ranks, batch 32 (8 per rank), fp32`."""
+    words = {name: clean_inline(str(plan.get(name, NOTHING))) for name in ("strategy", "batch_size", "precision")}
+    ranks, batch, parts = plan.get("ranks"), plan.get("batch_size"), plan.get("grad_accum_steps")
+    shown = f"{words['strategy']} over {count(ranks, 'rank') if isinstance(ranks, int) else NOTHING}"
+    shown += f", batch {words['batch_size']}"
+    if isinstance(ranks, int) and isinstance(batch, int) and ranks > 1:
+        shown += f" ({batch / ranks:g} per rank)"
+    if isinstance(parts, int) and parts > 1:
+        shown += f" in {parts} parts"
+    return f"{shown}, {words['precision']}"
 
 
 def _resources(resources: dict[str, Any]) -> str:

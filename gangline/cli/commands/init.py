@@ -18,7 +18,7 @@ from gangline.client.config import config_folder, normalise_url, read_config
 from gangline.client.errors import GanglineError, Refused
 from gangline.protocol.names import API_PREFIX, ENV_URL
 
-TEMPLATES = ("script", "ddp", "command")
+TEMPLATES = ("script", "ddp", "command", "recipe", "entry")
 COMMON_SCRIPTS = ("train.py", "main.py", "run.py")
 
 
@@ -33,11 +33,18 @@ def init(session: Session, file: str, template: str, script: str | None, force: 
     """Write a commented job file.
 
     `script` runs one process on one GPU, `ddp` one process per GPU on several, `command` any program once per node.
+    `recipe` and `entry` train with Gangline's own loop: a built-in model, or yours.
     """
     path = Path(file)
     text = (Path(__file__).parent.parent / "templates" / f"{template}.yaml").read_text(encoding="utf-8")
     folder = path.parent.resolve()
-    values = {"NAME": _name_of(folder), "SCRIPT": script or _script_in(folder), "SCHEMA": _schema_line()}
+    chosen = script or _script_in(folder)
+    values = {
+        "NAME": _name_of(folder),
+        "SCRIPT": chosen,
+        "MODULE": chosen.removesuffix(".py").replace("/", "."),
+        "SCHEMA": _schema_line(),
+    }
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     text = text.lstrip("\n")

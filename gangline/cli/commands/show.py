@@ -61,6 +61,8 @@ def _facts(job: Job, now: datetime) -> Lines:
         lines.append(("attempt", f"{job.attempt.number}, {job.attempt.state}, on {', '.join(nodes) or 'no node'}"))
     if job.progress is not None:
         lines.append(("progress", _progress(job)))
+    if job.checkpoint is not None:
+        lines.append(("checkpoint", f"step {job.checkpoint.step}, {local_time(job.checkpoint.accepted_at, now)}"))
     if job.tags:
         lines.append(("tags", ", ".join(f"{name}={value}" for name, value in job.tags.items())))
     if job.priority:

@@ -2,6 +2,7 @@
 
 from service.db.tables.attempts import allocations, attempt_nodes, attempts
 from service.db.tables.base import METADATA
+from service.db.tables.checkpoints import checkpoints
 from service.db.tables.identity import bundles, idempotency_keys, memberships, teams, tokens, users
 from service.db.tables.jobs import events, jobs, outbox
 from service.db.tables.nodes import gpus, nodes
@@ -14,6 +15,7 @@ __all__ = [
     "attempt_nodes",
     "attempts",
     "bundles",
+    "checkpoints",
     "events",
     "gpus",
     "idempotency_keys",

@@ -38,6 +38,11 @@ attempts = Table(
     Column("outcome", Text),
     json_column("cause"),
     json_column("progress"),
+    # Chosen at the first claim, so that all nodes are told the same.
+    json_column("resume_from"),
+    Column("shared_folder_id", Text),
+    # When its checkpoints were given up: those that still come do not count.
+    time_column("forgotten_at"),
     time_column("created_at", nullable=False),
     time_column("running_at"),
     time_column("stop_requested_at"),

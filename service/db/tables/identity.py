@@ -53,6 +53,8 @@ bundles = Table(
     Column("num_bytes", BigInteger, nullable=False),
     Column("created_by", ForeignKey("users.id"), nullable=False),
     time_column("created_at", nullable=False),
+    # Whether its top level would hide the trainer package; null: stored before this was looked at.
+    Column("hides_trainer", Boolean),
 )
 
 idempotency_keys = Table(

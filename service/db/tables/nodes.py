@@ -20,6 +20,8 @@ nodes = Table(
     Column("agent_version", Text),
     Column("cordon_reason", Text),
     Column("inventory_hash", Text),
+    # Nodes that tell the same id see the same folder.
+    Column("shared_folder_id", Text),
     time_column("enrolled_at", nullable=False),
     time_column("last_heartbeat_at"),
     time_column("lost_at"),

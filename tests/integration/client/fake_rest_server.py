@@ -209,6 +209,13 @@ class FakeServer:
         self.update(int(job_id), state="stopping")
         return Answer(202, self.jobs[int(job_id)])
 
+    def requeue(self, request: Request, job_id: str) -> Answer:
+        """POST /jobs/{id}/requeue."""
+        if self.jobs[int(job_id)]["state"] != "running":
+            return a_problem(409, "conflict", f"job {job_id} waits already", fix="Nothing to do.")
+        self.update(int(job_id), state="stopping")
+        return Answer(202, self.jobs[int(job_id)])
+
     def page(self, request: Request, job_id: str) -> Answer:
         """GET /jobs/{id}/logs."""
         job = self.jobs[int(job_id)]
@@ -301,6 +308,7 @@ _ROUTES = {
     r"GET /jobs": "list_jobs",
     r"GET /jobs/(\d+)": "get_job",
     r"POST /jobs/(\d+)/cancel": "cancel",
+    r"POST /jobs/(\d+)/requeue": "requeue",
     r"GET /jobs/(\d+)/logs": "page",
     r"GET /jobs/(\d+)/logs/raw": "raw",
     r"HEAD /bundles/(.+)": "head_bundle",

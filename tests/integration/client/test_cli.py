@@ -255,6 +255,52 @@ def test_cancelling_several_jobs_needs_consent(server: FakeServer, tmp_path: Pat
     ]
 
 
+def test_requeueing_says_where_the_job_goes_on(server: FakeServer, tmp_path: Path) -> None:
+    at = "2026-01-05T10:05:00.000Z"
+    server.add(a_job(12, checkpoint={"step": 120, "samples_seen": 3840, "accepted_at": at}))
+    server.add(a_job(13, checkpoint=None))
+    server.add(a_job(14))
+
+    refused = gang(server, tmp_path, "requeue", "12", "13")
+    assert (refused.code, "-y" in refused.err) == (2, True)
+    assert server.requests_to("POST /jobs/12/requeue") == []
+
+    done = gang(server, tmp_path, "requeue", "12", "13", "-y", "--reason", "make room")
+    assert done.out.splitlines() == [
+        "12 gpt is stopping, starts again from step 120 or what it saves now",
+        "13 gpt is stopping, starts again from what it saves now",
+    ]
+    (request,) = server.requests_to("POST /jobs/12/requeue")
+    assert json.loads(request.body) == {"reason": "make room", "from_start": False}
+    again = gang(server, tmp_path, "requeue", "14", "--from-start")
+    assert again.out == "14 gpt is stopping, starts again from the beginning\n"
+    conflict = gang(server, tmp_path, "requeue", "14")
+    assert (conflict.code, "waits already" in conflict.err, "fix: Nothing to do." in conflict.err) == (5, True, True)
+
+
+def test_show_tells_the_step_that_a_job_would_resume_from(server: FakeServer, tmp_path: Path) -> None:
+    at = "2026-01-05T10:05:00.000Z"
+    server.add(a_job(12, checkpoint={"step": 120, "samples_seen": 3840, "accepted_at": at}))
+    server.add(a_job(13))
+
+    assert "  checkpoint step 120, 2026-01-05" in gang(server, tmp_path, "show", "12").out
+    assert "checkpoint" not in gang(server, tmp_path, "show", "13").out
+
+
+def test_check_shows_how_a_training_is_split(server: FakeServer, tmp_path: Path) -> None:
+    plan = {"strategy": "ddp", "ranks": 4, "precision": "bf16", "grad_accum_steps": 2, "batch_size": 32,
+            "notes": ["parallel.strategy dp is taken as ddp."]}  # fmt: skip
+    body = {"valid": True, "spec": {"name": "gpt"}, "resources": a_job()["resources"], "plan": plan, "reason": None}
+    server.overrides["POST /jobs"] = lambda request: Answer(body=body)
+    (tmp_path / "job.yaml").write_text("name: gpt\nrun: {recipe: mlp}\n")
+
+    out = gang(server, tmp_path, "check", "job.yaml").out
+
+    assert "  plan       ddp over 4 ranks, batch 32 (8 per rank) in 2 parts, bf16\n" in out
+    assert "  note       parallel.strategy dp is taken as ddp.\n" in out
+    assert [request.name for request in server.requests] == ["POST /jobs"], "a recipe packs no folder"
+
+
 # --- Logs ----------------------------------------------------------------------------------------------------------
 
 
@@ -336,6 +382,7 @@ COMMANDS = [
     ("logs", "-f", "12"),
     ("wait", "12"),
     ("cancel", "12"),
+    ("requeue", "12"),
     ("plot", "12"),
     ("node", "ls"),
     ("admin", "user", "ls"),
@@ -447,7 +494,7 @@ def test_login_stores_nothing_that_does_not_work(server: FakeServer, tmp_path: P
     assert not (tmp_path / "config" / "config.json").exists()
 
 
-@pytest.mark.parametrize("template", ["script", "ddp", "command"])
+@pytest.mark.parametrize("template", ["script", "ddp", "command", "recipe", "entry"])
 def test_init_writes_a_file_that_submits(server: FakeServer, tmp_path: Path, template: str) -> None:
     folder = tmp_path / "my project"
     folder.mkdir()
@@ -457,7 +504,7 @@ def test_init_writes_a_file_that_submits(server: FakeServer, tmp_path: Path, tem
     assert (written.code, written.out) == (0, "Wrote job.yaml.\n")
     text = (folder / "job.yaml").read_text()
     assert "name: my-project" in text
-    assert "main.py" in text
+    assert ("main.py" in text) is (template != "recipe")
     assert text.startswith(f"# yaml-language-server: $schema={server.url}/api/v1/schemas/job.json\n")
     assert "@" not in text
 

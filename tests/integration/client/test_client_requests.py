@@ -334,3 +334,24 @@ def test_no_request_is_redirected_elsewhere(server: FakeServer, client: Client) 
         client.me()
     assert client.transport.http().follow_redirects is False
     assert isinstance(client.transport.http(), httpx.Client)
+
+
+def test_checkpoints_come_as_records_the_one_to_resume_from_first(server: FakeServer, client: Client) -> None:
+    item = {"step": 20, "samples_seen": 640, "accepted_at": "2026-01-05T10:05:00.000Z", "attempt": 1, "num_bytes": 9,
+            "path": "attempt-7/step-00000020", "shared_folder_id": None, "nodes": ["node-1", "node-2"]}  # fmt: skip
+    server.overrides["GET /jobs/12/checkpoints"] = lambda request: Answer(body={"items": [item], "next": None})
+    (found,) = client.checkpoints(12)
+
+    assert (found.step, found.nodes, found.shared_folder_id) == (20, ("node-1", "node-2"), None)
+    assert found.accepted_at is not None
+    assert found.raw == item
+
+
+def test_a_requeue_whose_answer_is_lost_is_not_sent_again(server: FakeServer, client: Client) -> None:
+    """It would stop the attempt that had started again in between."""
+    server.add(a_job(12))
+    server.cut_after_acting["POST /jobs/12/requeue"] = 1
+    with pytest.raises(Unreachable):
+        client.requeue(12)
+
+    assert len(server.requests_to("POST /jobs/12/requeue")) == 1

@@ -143,10 +143,23 @@ class Api:
         assert response.status_code == 201, response.text
         return int(response.json()["id"])
 
+    def train(self, who: str = "ann", **members: Any) -> int:
+        """Submit a recipe; returns its id."""
+        body = {"run": {"recipe": "mlp"}, "train": {"steps": 100}, **members}
+        return self.submit(who, **body)
+
     def job(self, job_id: int, who: str = "root") -> dict[str, Any]:
         """A job as JSON."""
         found: dict[str, Any] = self.get(f"/jobs/{job_id}", who)
         return found
+
+    def requeue(self, job_id: int, who: str = "ann", **body: Any) -> httpx.Response:
+        """Requeue a job."""
+        return self.request("POST", f"/jobs/{job_id}/requeue", who, json=body)
+
+    def checkpoints(self, job_id: int, who: str = "ann") -> list[int]:
+        """The steps of the checkpoints that count, the one to resume from first."""
+        return [item["step"] for item in self.get(f"/jobs/{job_id}/checkpoints", who)["items"]]
 
     def cancel(self, job_id: int, who: str = "ann") -> httpx.Response:
         """Cancel a job."""
@@ -254,6 +267,7 @@ class Supervisor:
         self.token = token
         self.attempt_id = attempt_id
         self.base = f"/agent/attempts/{attempt_id}/nodes/{plan['node_rank']}"
+        self.num_event_bytes = 0
         first = int(plan["first_rank"])
         self.ranks = list(range(first, first + int(plan["processes_per_node"])))
 
@@ -277,15 +291,31 @@ class Supervisor:
         number = self.ranks[0] if rank_number is None else rank_number
         return self.call("PUT", f"streams/{kind}/{number}?offset={offset}", content=data)
 
+    def tell(self, *events: dict[str, Any]) -> httpx.Response:
+        """Append records to the events of rank 0, as the trainer's lines come."""
+        data = "".join(json.dumps({"seq": 1, "at": 1.0, **event}) + "\n" for event in events).encode()
+        answer = self.append(data, self.num_event_bytes, kind="events", rank_number=0)
+        if answer.status_code == 200:
+            self.num_event_bytes += len(data)
+        return answer
+
+    def checkpoint(self, step: int, **more: Any) -> httpx.Response:
+        """Tell of a complete checkpoint in the folder of this attempt."""
+        path = f"attempt-{self.attempt_id}/step-{step:08}"
+        return self.tell(
+            {"kind": "checkpoint", "step": step, "path": path, "samples_seen": step * 32, "num_bytes": 1000, **more}
+        )
+
     def report(self, code: int = 0, **more: Any) -> dict[str, Any]:
         """A node report in which every rank ended with `code`; further fields of rank or report as they are named."""
-        of_report = {name: more.pop(name) for name in ("failure", "stop_intent", "leftovers") if name in more}
+        of_report = {name: more.pop(name) for name in ("failure", "stop_intent", "leftovers", "result") if name in more}
         ended = NodeReport(
             ranks=tuple(rank(number, code, **more) for number in self.ranks),
             failure=of_report.get("failure"),
             stop_intent=of_report.get("stop_intent"),
             process_set_empty=True,
             leftovers=of_report.get("leftovers", ()),
+            result=of_report.get("result"),
         )
         return encode(ended)
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import update
 
 from gangline.protocol.bundles import pack_folder
+from service.db.tables import bundles
 from tests.integration.service.api_server import BUNDLE_LIMIT, Api
 from tests.support.wait import wait_until
 
@@ -51,6 +53,42 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     data = bundle.path.read_bytes()
     bundle.path.unlink()
     return data
+
+
+@pytest.mark.parametrize(
+    ("name", "is_refused"),
+    [
+        ("trainer/__init__.py", True),
+        ("trainer.py", True),
+        ("trainer.pyc", True),
+        ("trainer.cpython-311-x86_64-linux-gnu.so", True),
+        ("my_trainer.py", False),
+        ("trainer.yaml", False),
+        ("src/trainer.py", False),
+    ],
+)
+def test_code_that_would_hide_the_trainer_is_refused_for_an_entry_and_fine_for_a_script(
+    api: Api, name: str, is_refused: bool
+) -> None:
+    data = archive(name, b"x")
+    digest = digest_of(data)
+    entry = {"name": "x", "run": {"entry": "a:b"}, "train": {"steps": 1}, "code": {"bundle": digest}}
+    script = {"name": "x", "run": {"script": "train.py"}, "code": {"bundle": digest}}
+    assert api.request("POST", "/jobs", json=entry, params={"dry_run": "true"}).status_code == 200, "not seen yet"
+    assert put(api, data, digest).status_code == 201
+
+    answers = [api.request("POST", "/jobs", json=entry, params={"dry_run": dry}) for dry in ("true", "false")]
+    # A bundle of before this was looked at is looked at now.
+    with api.database.write() as tx:
+        tx.connection.execute(update(bundles).values(hides_trainer=None))
+    answers.append(api.request("POST", "/jobs", json=entry))
+
+    for answer in answers:
+        assert (answer.status_code == 422) is is_refused, answer.text
+        if is_refused:
+            (problem,) = answer.json()["errors"]
+            assert (problem["pointer"], "would hide" in problem["message"]) == ("code.bundle", True)
+    assert api.request("POST", "/jobs", json=script).status_code == 201
 
 
 def put(api: Api, data: Any, digest: str, who: str = "ann") -> httpx.Response:

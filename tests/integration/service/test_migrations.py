@@ -95,6 +95,49 @@ def test_the_whole_way_down_and_up_again(database_url: str) -> None:
     database.dispose()
 
 
+def index_conditions(database: Database) -> set[str]:
+    """Every index with its condition, as the database tells it."""
+    query = "SELECT sql FROM sqlite_master WHERE type = 'index'" if database.is_sqlite else (
+        "SELECT indexdef FROM pg_indexes WHERE schemaname = current_schema()"
+    )  # fmt: skip
+    with database.engine.connect() as connection:
+        return {" ".join(sql.split()) for sql in connection.execute(text(query)).scalars() if sql}
+
+
+def test_a_step_down_and_up_again_keeps_the_conditions_of_every_index(database_url: str) -> None:
+    """Two open attempts of a job are kept out by such a condition: a table that is rebuilt must not lose it."""
+    database = Database(database_url)
+    migrate(database)
+    before = index_conditions(database)
+    assert any("ux_attempts_open_job" in sql and "WHERE" in sql for sql in before)
+
+    move(database, REVISIONS[1], is_up=False)
+    migrate(database)
+
+    assert index_conditions(database) == before
+    database.dispose()
+
+
+def test_what_a_checkpoint_said_is_gone_after_the_way_down_and_the_rest_of_the_job_is_not(database_url: str) -> None:
+    database = Database(database_url)
+    migrate(database)
+    with schema_change(database) as connection:
+        fill_with_rows(connection)
+        tables = reflected(connection).tables
+        connection.execute(tables["attempts"].update().values(resume_from="[]", shared_folder_id="s", outcome="hang"))
+    move(database, "0002", is_up=False)
+    with database.engine.connect() as connection:
+        row = connection.execute(text("SELECT * FROM attempts")).one()._mapping
+        assert row["outcome"] == "hang"
+        assert not {"resume_from", "shared_folder_id", "forgotten_at"} & set(row)
+    migrate(database)
+    with database.engine.connect() as connection:
+        again = connection.execute(text("SELECT outcome, resume_from FROM attempts")).one()._mapping
+        assert dict(again) == {"outcome": "hang", "resume_from": None}
+        assert connection.execute(text("SELECT count(*) FROM checkpoints")).scalar_one() == 0
+    database.dispose()
+
+
 def test_the_revisions_make_the_tables_that_the_code_expects(database_url: str) -> None:
     database = Database(database_url)
     migrate(database)

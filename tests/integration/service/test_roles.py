@@ -150,7 +150,7 @@ def test_a_user_who_is_no_admin_may_not_administer(api: Api, route: Route) -> No
 
 
 JOB_ROUTES = [route for route in GUARDED if "{job_id}" in route.values[0].template]  # type: ignore[union-attr]
-INSIDE = (Action.JOB_READ, Action.JOB_CANCEL)
+INSIDE = (Action.JOB_READ, Action.JOB_CANCEL, Action.JOB_REQUEUE)
 
 
 def with_job(route: Route, job_id: int) -> str:
@@ -188,8 +188,10 @@ def test_a_job_of_another_team_shows_its_face_and_a_private_one_not_even_that(
     elif expected == "face":
         assert answer.status_code == (403 if route.action in INSIDE else 200)
         assert "secret" not in answer.text.replace('"tags": {"secret": "tag"}', "")
-    elif route.action is Action.JOB_CANCEL and who == "amy":
-        assert answer.status_code == 403, "a job is cancelled by its owner or an admin"
+    elif route.action in (Action.JOB_CANCEL, Action.JOB_REQUEUE) and who == "amy":
+        assert answer.status_code == 403, "a job is cancelled and requeued by its owner or an admin"
+    elif route.action is Action.JOB_REQUEUE:
+        assert (answer.status_code, answer.json()["code"]) == (409, "conflict"), "it has ended"
     else:
         assert answer.status_code == 200
 

@@ -47,6 +47,71 @@ def test_a_dry_run_stores_nothing_and_says_why_it_would_wait(api: Api) -> None:
     assert api.snapshot() == before
 
 
+# --- trainings -----------------------------------------------------------------------------------------------------
+
+TRAINING: dict[str, Any] = {"name": "x", "run": {"recipe": "mlp"}, "train": {"steps": 10, "batch_size": 6}}
+
+
+@pytest.mark.parametrize(
+    ("members", "strategy", "ranks"),
+    [
+        ({}, "single", 1),
+        ({"resources": {"gpus": 2}}, "ddp", 2),
+        ({"resources": {"nodes": 2, "gpus_per_node": 2}}, "ddp", 4),
+        ({"processes_per_node": 3, "parallel": {"strategy": "dp"}}, "ddp", 3),
+    ],
+)
+def test_a_dry_run_shows_how_a_training_is_split(api: Api, members: dict[str, Any], strategy: str, ranks: int) -> None:
+    for name in ("node-1", "node-2"):
+        api.node(name)
+
+    plan = post(api, {**TRAINING, **members}, params={"dry_run": "true"}).json()["plan"]
+
+    notes = plan.pop("notes")
+    assert plan == {
+        "strategy": strategy, "ranks": ranks, "precision": "fp32", "grad_accum_steps": 1, "batch_size": 6,
+    }  # fmt: skip
+    assert bool(notes) is (members.get("parallel") == {"strategy": "dp"})
+    assert post(api, JOB, params={"dry_run": "true"}).json()["plan"] is None
+
+
+@pytest.mark.parametrize(
+    ("members", "pointer", "message"),
+    [
+        ({"parallel": {"strategy": "single"}}, "parallel.strategy", "the job's resources make 2"),
+        ({"train": {"steps": 10, "batch_size": 1}}, "train.batch_size", "need at least one sample each: 2"),
+        ({"parallel": {"grad_accum_steps": 4}}, "train.batch_size", "8"),
+    ],
+)
+def test_what_does_not_go_with_the_number_of_ranks_is_refused_before_anything_is_stored(
+    api: Api, members: dict[str, Any], pointer: str, message: str
+) -> None:
+    """With only `gpus: 2`, how many ranks there are is known once the gang is resolved."""
+    api.node()
+    answer = post(api, {**TRAINING, "resources": {"gpus": 2}, **members})
+
+    problem = problems(answer)[pointer]
+    assert message in problem["message"]
+    assert problem["suggestion"]
+    assert answer.json()["code"] == "invalid_spec"
+    assert num_jobs(api) == 0
+
+
+def test_a_training_is_told_whole_to_the_node_that_claims_it(api: Api) -> None:
+    node = api.node()
+    job_id = api.submit(**{**TRAINING, "resources": {"gpus": 2}, "checkpoint": {"every_steps": 5, "async": False}})
+    (part,) = api.start(job_id, node)
+
+    plan, training = part.plan, part.plan["training"]
+    assert (plan["run"]["kind"], plan["processes_per_node"], plan["world_size"]) == ("recipe", 2, 2)
+    assert training["run"] == {"recipe": "mlp", "entry": None, "args": {}}
+    assert (training["parallel"]["strategy"], training["parallel"]["dp_replicate"]) == ("ddp", 2)
+    assert (training["train"]["steps"], training["train"]["batch_size"]) == (10, 6)
+    assert training["checkpoint"] == {"every_steps": 5, "every_seconds": None, "keep": 3, "is_async": False}
+    stored = api.job(job_id, "ann")["spec"]
+    assert (stored["preemptible"], stored["training"]["train"]["steps"]) == (True, 10)
+
+
 # --- all faults at once --------------------------------------------------------------------------------------------
 
 FAULTY = """\

@@ -128,6 +128,8 @@ def test_a_second_agent_on_one_folder_is_refused_with_the_fix(agent: AgentProces
         (["--name", NODE_NAME, "--slots", "-1"], "give --slots 0 or more"),
         (["--name", NODE_NAME, "--enrolment-token-file", "/nowhere"], "cannot be read"),
         (["--name", NODE_NAME, "--server", "nonsense"], "is no server URL"),
+        (["--name", NODE_NAME, "--shared-folder", "/nowhere/shared"], "/nowhere/shared does not exist. Fix: mount it"),
+        (["--name", NODE_NAME, "--shared-folder", "/proc/self"], "cannot be read and written by this account"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(agent: AgentProcess, options: list[str], sentence: str) -> None:
@@ -137,6 +139,31 @@ def test_what_cannot_be_is_refused_in_one_line(agent: AgentProcess, options: lis
     assert sentence in refused.stderr
     assert refused.stderr.startswith("agent_refused ")
     assert refused.stderr.count("\n") == 1
+
+
+def test_an_agent_with_a_shared_folder_tells_its_id_and_its_attempts_know_it(
+    agent: AgentProcess, api: FakeApi, hold: HoldJob, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    agent.start("--shared-folder", str(shared))
+    folder_id = (shared / ".gangline-shared").read_text().strip()
+
+    assert api.heartbeats[-1]["inventory"]["shared_folder_id"] == folder_id
+    assert agent.status()["shared_folder"] == {"path": str(shared), "folder_id": folder_id}
+    attempt = api.place(a_plan(7, shell=hold.shell))
+    agent.until(lambda: attempt.state == "started", "not started")
+    found = read_state(agent.attempt_folder(7)).shared_folder
+    assert found is not None and (found.path, found.folder_id) == (str(shared), folder_id)
+    hold.release()
+    agent.until(lambda: attempt.state == "ended", "not ended")
+
+
+def test_an_agent_without_a_shared_folder_says_so(agent: AgentProcess, api: FakeApi) -> None:
+    agent.start()
+
+    assert api.heartbeats[0]["inventory"]["shared_folder_id"] is None
+    assert agent.status()["shared_folder"] is None
 
 
 def test_a_wrong_enrolment_token_is_refused(agent: AgentProcess) -> None:

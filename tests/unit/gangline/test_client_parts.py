@@ -179,6 +179,7 @@ def test_text_and_objects_without_code_bring_none() -> None:
     assert folder_to_pack(read_job_file("name: a\nrun: {command: [x]}\n")) is None
     assert folder_to_pack(read_job_file({"name": "a"})) is None
     assert folder_to_pack(read_job_file({"name": "a", "code": {"path": "x"}})) == Path("x")
+    assert folder_to_pack(read_job_file({"run": {"recipe": "mlp"}, "code": {"path": "x"}})) == Path("x")
     assert (
         with_bundle(read_job_file({"name": "a"}), DIGEST)[0]
         == f'{{"name": "a", "code": {{"bundle": "{DIGEST}"}}}}'.encode()

@@ -25,9 +25,13 @@ def rank(number: int, code: int | None = 0, *, signal: str | None = None, at: fl
     )
 
 
-def failure(outcome: str, message: str = "it says why", *, at: float = 100.0, fix: str = "") -> NodeFailure:
-    """A failure that a node found itself."""
-    return NodeFailure(outcome=outcome, message=message, fix=fix, at=at)
+def failure(
+    outcome: str, message: str = "it says why", *, at: float = 100.0, fix: str = "", **more: int | None
+) -> NodeFailure:
+    """A failure that a node found itself. `rank`, `moves`: of a hang."""
+    return NodeFailure(
+        outcome=outcome, message=message, fix=fix, at=at, rank=more.pop("rank", None), moves=more.pop("moves", None)
+    )
 
 
 def node(number: int, *ranks: RankReport, offset: float = 0.0, **more: Any) -> NodeEnding:
@@ -39,6 +43,7 @@ def node(number: int, *ranks: RankReport, offset: float = 0.0, **more: Any) -> N
         process_set_empty=True,
         leftovers=more.pop("leftovers", ()),
         oom_kills=more.pop("oom_kills", 0),
+        result=more.pop("result", None),
     )
     return NodeEnding(node_name=f"node-{number}", node_rank=number - 1, report=report, clock_offset_seconds=offset)
 

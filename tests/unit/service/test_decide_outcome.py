@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from gangline.protocol.outcomes import Outcome, StopIntent
+from gangline.protocol.outcomes import Outcome, StopIntent, TrainerExit
 from service.domain.decide_outcome import NodeEnding, decide_outcome
 from tests.unit.service.endings import failure, lost, node, rank, silent
 
 STOPPED: dict[str, Any] = {"signal": "SIGTERM", "stopped": True}
 PEER: dict[str, Any] = {"error": ("DistBackendError", "Connection closed by peer"), "peer_loss": True}
 NO_MODULE = ("ModuleNotFoundError", "No module named 'torchvision'")
+WORKER_KILLED = ("DataWorkerDied", "Data worker 4711 was killed by SIGKILL. Shared memory (/dev/shm) has 64 MiB")
 FULL = ("OSError", "[Errno 28] No space left on device")
 OLD_TUTORIAL = ("ValueError", "device_ids can only be None or contain a single element.")
 UNUSED = ("RuntimeError", "Expected to have finished reduction in the prior iteration before starting a new one.")
@@ -26,14 +27,14 @@ class Case:
     ends: tuple[NodeEnding, ...]
     outcome: Outcome
     intent: StopIntent | None = None
-    is_command: bool = False
+    kind: str = "script"
     cause: dict[str, Any]
     """Expected fields of the cause; `says`, `fixes`: parts of detail and fix."""
 
 
 def case(outcome: str, *ends: NodeEnding, **more: Any) -> Case:
-    intent, is_command = more.pop("intent", None), more.pop("is_command", False)
-    return Case(ends=ends, outcome=Outcome(outcome), intent=intent, is_command=is_command, cause=more)
+    intent, kind = more.pop("intent", None), more.pop("kind", "script")
+    return Case(ends=ends, outcome=Outcome(outcome), intent=intent, kind=kind, cause=more)
 
 
 TABLE: dict[str, Case] = {
@@ -80,7 +81,7 @@ TABLE: dict[str, Case] = {
     "a failure of user code wins over a lost node": case("user_error", node(1, rank(0, 5)), lost(2), rank=0),
     "all nodes lost": case("node_lost", lost(1), lost(2), says="node-1, node-2"),
     "a node that never claimed its part": case("launch_failed", node(1, rank(0)), silent(2), says="node-2 never"),
-    "a command that exits 127": case("config_error", node(1, rank(0, 127)), is_command=True, exit_code=127, says="127"),
+    "a command that exits 127": case("config_error", node(1, rank(0, 127)), kind="command", exit_code=127, says="127"),
     "a script that exits 127 by itself": case("user_error", node(1, rank(0, 127)), exit_code=127),
     "a missing package": case("environment_error", node(1, rank(0, 1, error=NO_MODULE)), says="torchvision"),
     "Python ran out of memory": case("out_of_memory", node(1, rank(0, 1, error=("MemoryError", "")))),
@@ -89,6 +90,12 @@ TABLE: dict[str, Case] = {
     ),
     "killed by the kernel for memory": case(
         "out_of_memory", node(1, rank(0, signal="SIGKILL"), oom_kills=1), signal="SIGKILL", says="1 out-of-memory kill"
+    ),
+    "the kernel took a process that loaded data": case(
+        "out_of_memory", node(1, rank(0, 65, error=WORKER_KILLED), oom_kills=1), says="SIGKILL", exit_code=65
+    ),
+    "somebody killed a process that loaded data": case(
+        "user_error", node(1, rank(0, 65, error=WORKER_KILLED)), says="SIGKILL", exit_code=65
     ),
     "killed from outside without an OOM kill": case("user_error", node(1, rank(0, signal="SIGKILL")), signal="SIGKILL"),
     "an OOM kill on another node explains nothing here": case(
@@ -156,6 +163,130 @@ TABLE: dict[str, Case] = {
         "user_error", node(1, rank(0, 1), leftovers=("17 python",)), note="left over: 17 python"
     ),
 }  # fmt: skip
+ABORTED: dict[str, Any] = {"signal": "SIGABRT"}
+BOOM = ("ValueError", "boom")
+TRAINED: dict[str, Case] = {
+    "a training that is done": case("succeeded", node(1, rank(0), rank(1), result="succeeded"), exit_code=0),
+    "done, and aborted in teardown": case(
+        "succeeded", node(1, rank(0), rank(1, **ABORTED), result="succeeded"), node(2, rank(2), result="succeeded")
+    ),
+    "done, and aborted in teardown, its peers stopped for it": case(
+        "succeeded", node(1, rank(0, **ABORTED), result="succeeded"), node(2, rank(1, **STOPPED), result="succeeded"),
+        intent=StopIntent.PEER_FAILURE,
+    ),
+    "done before it could be preempted": case(
+        "succeeded", node(1, rank(0, **STOPPED), result="succeeded"), intent=StopIntent.PREEMPT
+    ),
+    "done before it could be drained": case("succeeded", node(1, rank(0), result="succeeded"), intent=StopIntent.DRAIN),
+    "done at the time limit": case(
+        "succeeded", node(1, rank(0, **STOPPED), result="succeeded", failure=failure("time_limit")),
+        intent=StopIntent.TIME_LIMIT,
+    ),
+    "done, and cancelled": case(
+        "cancelled", node(1, rank(0), result="succeeded"), intent=StopIntent.CANCEL
+    ),
+    "done on one node, the other lost": case(
+        "node_lost", node(1, rank(0), result="succeeded"), lost(2), node_name="node-2"
+    ),
+    "done on one node, another failed": case(
+        "user_error", node(1, rank(0, **ABORTED), result="succeeded"), node(2, rank(1, 65, error=BOOM)),
+        rank=1, exit_code=65,
+    ),
+    "left by the user's code with 0": case(
+        "user_error", node(1, rank(0), rank(1)), rank=0, says="exit code 0 before the training was done", fixes="exit",
+    ),
+    "the plan cannot run": case("config_error", node(1, rank(0, 64, error=("ConfigError", "no such recipe"))), rank=0,
+                                says="no such recipe"),
+    "the user's code raised": case(
+        "user_error", node(1, rank(0, 65, error=BOOM)), says="ValueError: boom", exit_code=65
+    ),
+    "a package is missing": case("environment_error", node(1, rank(0, 65, error=NO_MODULE)), says="torchvision"),
+    "a disk is full": case("storage_full", node(1, rank(0, 65, error=FULL))),
+    "out of memory, by its exit code": case(
+        "out_of_memory", node(1, rank(0, 66, error=("RuntimeError", "DefaultCPUAllocator: can't allocate memory")))
+    ),
+    "the loss is NaN": case("nan_loss", node(1, rank(0, 67, error=("NonFiniteLossError", "step 7"))), says="step 7"),
+    "peers that lost each other": case(
+        "communication_error", node(1, rank(0, 68)), node(2, rank(1, 68, at=99)), rank=1
+    ),
+    "a lost peer is secondary to an error that came later": case(
+        "user_error", node(1, rank(0, 68, at=90)), node(2, rank(1, 65, at=95, error=BOOM)), rank=1
+    ),
+    "a lost peer is secondary to a kill": case(
+        "user_error", node(1, rank(0, 68, at=90)), node(2, rank(1, signal="SIGKILL", at=95)), signal="SIGKILL"
+    ),
+    "an error of the user's that reads like a lost peer, by the log alone": case(
+        "nan_loss", node(1, rank(0, 67, error=("NonFiniteLossError", "x"), peer_loss=True))
+    ),
+    "asked from outside to make room": case("preempted", node(1, rank(0, 75), rank(1, 75), result="preempted")),
+    "asked from outside, aborted in teardown": case("preempted", node(1, rank(0, **ABORTED), result="preempted")),
+    "asked from outside, its peers stopped for it": case(
+        "preempted", node(1, rank(0, 75), result="preempted"), node(2, rank(1, **STOPPED)),
+        intent=StopIntent.PEER_FAILURE,
+    ),
+    "a failure while others make room": case(
+        "user_error", node(1, rank(0, 75, at=90)), node(2, rank(1, 65, at=95, error=BOOM)), rank=1
+    ),
+    "making room for us": case("preempted", node(1, rank(0, 75), result="preempted"), intent=StopIntent.PREEMPT,
+                               says="asked"),
+    "the time limit, with a last checkpoint": case(
+        "time_limit", node(1, rank(0, 75, **STOPPED), result="preempted"), intent=StopIntent.TIME_LIMIT
+    ),
+    "a cancel": case("cancelled", node(1, rank(0, 76), result="cancelled"), intent=StopIntent.CANCEL),
+    "a hang, found by the watchdog": case(
+        "hang", node(1, rank(0, **STOPPED), rank(1, **STOPPED), failure=failure("hang", "rank 1 stands", rank=1)),
+        rank=1, node_name="node-1", says="rank 1 stands",
+    ),
+    "a hang that several nodes see: all wait for the rank with the fewest moves": case(
+        "hang",
+        node(1, rank(0, **STOPPED), failure=failure("hang", at=90, rank=0, moves=70)),
+        node(2, rank(2, **STOPPED), failure=failure("hang", at=91, rank=2, moves=69)),
+        rank=2, node_name="node-2",
+    ),
+    "a hang, and peers that lost their connection by the kill": case(
+        "hang", node(1, rank(0, 68, at=101)), node(2, failure=failure("hang", at=100, rank=2)), rank=2
+    ),
+    "a kill from outside before the others hung": case(
+        "user_error", node(1, rank(0, signal="SIGKILL", at=10)), node(2, failure=failure("hang", at=310, rank=2)),
+        rank=0,
+    ),
+}  # fmt: skip
+TABLE |= {
+    f"{kind}: {sentence}": Case(
+        ends=given.ends, outcome=given.outcome, intent=given.intent, kind=kind, cause=given.cause
+    )
+    for kind in ("recipe", "entry")
+    for sentence, given in TRAINED.items()
+}
+
+
+@pytest.mark.parametrize("kind", ["script", "command"])
+@pytest.mark.parametrize("code", sorted({*TrainerExit, 69, 74}))
+def test_a_scripts_exit_code_is_just_its_code(kind: str, code: int) -> None:
+    cause = decide_outcome([node(1, rank(0, code), result="succeeded")], None, kind=kind)
+    assert (cause.outcome, cause.exit_code) == (Outcome.USER_ERROR if code else Outcome.SUCCEEDED, code)
+
+
+@pytest.mark.parametrize("kind", ["recipe", "entry"])
+@pytest.mark.parametrize("code", range(1, 256))
+def test_every_exit_code_of_a_training_has_one_outcome(kind: str, code: int) -> None:
+    stated: dict[int, Outcome] = {
+        TrainerExit.CONFIG_ERROR: Outcome.CONFIG_ERROR,
+        TrainerExit.OUT_OF_MEMORY: Outcome.OUT_OF_MEMORY,
+        TrainerExit.NAN_LOSS: Outcome.NAN_LOSS,
+        TrainerExit.COMMUNICATION_ERROR: Outcome.COMMUNICATION_ERROR,
+        TrainerExit.PREEMPTED: Outcome.PREEMPTED,
+    }
+    cause = decide_outcome([node(1, rank(0, code))], None, kind=kind)
+    assert cause.outcome is stated.get(code, Outcome.USER_ERROR)
+
+
+@pytest.mark.parametrize("intent", [None, *StopIntent])
+@pytest.mark.parametrize("code", [0, 65, 75, 76])
+def test_a_finished_training_is_a_success_under_every_intent_but_a_cancel(intent: StopIntent | None, code: int) -> None:
+    ends = [node(1, rank(0, code), rank(1, **ABORTED), result="succeeded"), node(2, rank(2, 68), result="succeeded")]
+    expected = Outcome.CANCELLED if intent is StopIntent.CANCEL else Outcome.SUCCEEDED
+    assert decide_outcome(ends, intent, kind="recipe").outcome is expected
 
 
 @pytest.mark.parametrize("sentence", TABLE)
@@ -163,7 +294,7 @@ def test_decide_outcome(sentence: str) -> None:
     given = TABLE[sentence]
     expected = dict(given.cause)
 
-    cause = decide_outcome(given.ends, given.intent, intent_detail="asked", is_command=given.is_command)
+    cause = decide_outcome(given.ends, given.intent, intent_detail="asked", kind=given.kind)
 
     assert cause.outcome is given.outcome
     assert expected.pop("says", "") in cause.detail
@@ -174,9 +305,7 @@ def test_decide_outcome(sentence: str) -> None:
 @pytest.mark.parametrize("sentence", TABLE)
 def test_the_order_in_which_nodes_are_listed_changes_no_outcome(sentence: str) -> None:
     given = TABLE[sentence]
-    decided = [
-        decide_outcome(ends, given.intent, is_command=given.is_command) for ends in (given.ends, given.ends[::-1])
-    ]
+    decided = [decide_outcome(ends, given.intent, kind=given.kind) for ends in (given.ends, given.ends[::-1])]
     assert decided[0].outcome == decided[1].outcome
     assert decided[0].rank == decided[1].rank
 
@@ -187,5 +316,5 @@ def test_a_failed_rank_is_a_success_under_no_intent(intent: StopIntent | None) -
 
 
 def test_every_outcome_of_this_version_can_come_out() -> None:
-    not_yet = {Outcome.NAN_LOSS, Outcome.HANG, Outcome.GPU_FAULT}
+    not_yet = {Outcome.GPU_FAULT}
     assert {given.outcome for given in TABLE.values()} == set(Outcome) - not_yet

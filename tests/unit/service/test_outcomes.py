@@ -30,7 +30,8 @@ def verdict(
     retry = RetrySpec(
         max_retries=wish.get("max", 0), outcomes=wish.get("on", ()), exit_codes=wish.get("exit_codes", ())
     )
-    return retry_verdict(outcome, exit_code, retry, num_charged=charged, num_pool_retries=pool)
+    same = wish.get("same", 0)
+    return retry_verdict(outcome, exit_code, retry, num_charged=charged, num_pool_retries=pool, num_same=same)
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -61,6 +62,25 @@ def test_what_is_the_pools_fault_is_retried_without_charge_and_not_without_end(o
 
     assert (first.is_due, first.is_charged, first.is_pool_retry) == (True, False, True)
     assert not verdict(outcome, pool=POOL_RETRY_LIMIT, max=100).is_due
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("same", range(3))
+def test_how_often_an_outcome_is_retried_is_in_the_table(outcome: Outcome, same: int) -> None:
+    rule = OUTCOME_RULES[outcome]
+    assert verdict(outcome, same=same).is_due is (
+        rule.is_retried and (rule.retry_limit is None or same < rule.retry_limit)
+    )
+
+
+def test_a_hang_is_tried_again_once_and_then_never() -> None:
+    assert [verdict(Outcome.HANG, same=same, max=100).is_due for same in range(3)] == [True, False, False]
+    assert "hang" in verdict(Outcome.HANG, same=1).text
+
+
+def test_the_fix_of_a_hang_leads_to_the_stacks_of_the_rank_that_stood_still() -> None:
+    fix = describe_cause(Cause(outcome=Outcome.HANG, detail="x", rank=3), 12, ())["fix"]
+    assert "gang logs 12 --rank 3" in fix
 
 
 def test_the_wait_before_a_retry_for_the_pools_fault_grows_to_a_bound() -> None:

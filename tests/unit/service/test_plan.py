@@ -9,7 +9,7 @@ import pytest
 from service.domain.reasons import ReasonCode
 from service.scheduler.plan import plan
 from service.scheduler.world import NodeView, WaitingJob, World, queue_order
-from tests.unit.service.worlds import GIB, job, node, told
+from tests.unit.service.worlds import GIB, home, job, node, told
 
 NOW = 1_000.0
 
@@ -105,6 +105,38 @@ WORLDS: dict[str, Small] = {
     "GPUs free on too many nodes": Small(
         nodes=(node(1, 1, taken=3), node(2, 1, taken=3)), queue=(job(1, 1, 2),), expected={1: "needs_nodes"}
     ),
+    "a job resumes on the node that has its checkpoint, though another would fit better": Small(
+        nodes=(node(1, 1), node(2, 4)), queue=(job(1, home=home(2)),), expected={1: "node-2:0"}
+    ),
+    "a gang resumes on exactly its nodes": Small(
+        nodes=(node(1, 1), node(2, 1), node(3, 1)),
+        queue=(job(1, 2, home=home(1, 3)),),
+        expected={1: "node-1:0 node-3:0"},
+    ),
+    "a checkpoint in a shared folder is read by every node that sees it": Small(
+        nodes=(node(1, 1, shared="other"), node(2, 1, shared="nfs"), node(3, 1)),
+        queue=(job(1, home=home(9, shared="nfs")),),
+        expected={1: "node-2:0"},
+    ),
+    "a job is pinned to a node that is lost, and others pass it": Small(
+        nodes=(node(1, 1, blocked="lost"), node(2, 1)),
+        queue=(job(1, home=home(1)), job(2)),
+        expected={1: "pinned", 2: "node-2:0"},
+    ),
+    "half of a pinned gang's nodes are cordoned": Small(
+        nodes=(node(1, 1), node(2, 1, blocked="cordoned (disk)"), node(3, 1)),
+        queue=(job(1, 2, home=home(1, 2)),),
+        expected={1: "pinned"},
+    ),
+    "no node sees the shared folder any more": Small(
+        nodes=(node(1, 1), node(2, 1)), queue=(job(1, home=home(1, shared="nfs")),), expected={1: "pinned"}
+    ),
+    "the node of a checkpoint is only busy": Small(
+        nodes=(node(1, 0, taken=1), node(2, 1)), queue=(job(1, home=home(1)),), expected={1: "needs_gpus"}
+    ),
+    "the node of a checkpoint was just taken by a job ahead": Small(
+        nodes=(node(1, 1),), queue=(job(1), job(2, home=home(1))), expected={1: "node-1:0", 2: "behind"}
+    ),
     "two gangs share the pool": Small(
         nodes=(node(1, 2), node(2, 2)),
         queue=(job(1, 2, 1), job(2, 2, 1)),
@@ -139,11 +171,25 @@ def test_every_reason_of_the_scheduler_occurs_in_a_world() -> None:
         ((node(1, 1, taken=3),), job(1, 1, 2), ["2 GPUs", "1 is free"]),
         ((node(1, 2),), job(1, 2, 1, gpu_type="A100"), ["2 A100 GPUs on 2 nodes", "only 1 of 1 nodes"]),
         ((node(1, 2, blocked="lost"),), job(1), ["node-1 is lost"]),
+        ((node(1, 2, blocked="lost"), node(2, 2)), job(1, home=home(1)), ["lies on node-1 alone: node-1 is lost"]),
+        ((node(1, 2), node(2, 2)), job(1, 1, 2, home=home(3)), ["on node-3 alone: node-3 cannot hold it any more"]),
+        ((node(1, 2),), job(1, home=home(1, shared="nfs")), ["in a shared folder that 0 of the nodes"]),
     ],
 )
 def test_a_reason_names_the_numbers(nodes: tuple[NodeView, ...], waiting: WaitingJob, parts: list[str]) -> None:
     (wait,) = plan(World(nodes=nodes, waiting=(waiting,)), NOW).waits
     assert all(part in wait.reason.text for part in parts), wait.reason.text
+
+
+def test_the_fix_of_a_pinned_job_is_the_command_that_frees_it() -> None:
+    (wait,) = plan(World(nodes=(node(1, blocked="lost"),), waiting=(job(7, home=home(1)),)), NOW).waits
+    assert "gang requeue 7 --from-start" in wait.reason.fix
+
+
+def test_jobs_of_one_shape_that_are_pinned_to_different_nodes_do_not_share_a_verdict() -> None:
+    nodes = (node(1, 0, taken=1), node(2, 1))
+    queue = (job(1, home=home(1)), job(2, home=home(2)))
+    assert told(plan(World(nodes=nodes, waiting=queue), NOW)) == {1: "needs_gpus", 2: "node-2:0"}
 
 
 def test_a_priority_moves_a_job_ahead_of_its_own_team_only() -> None:

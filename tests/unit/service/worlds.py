@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from service.domain.checkpoints import CheckpointHome
 from service.scheduler.plan import Plan
 from service.scheduler.world import GPUView, NodeView, WaitingJob
 
@@ -31,6 +32,7 @@ def node(number: int, free: int = 4, *, taken: int = 0, blocked: str | None = No
         memory_bytes=memory,
         free_cpus=more.get("free_cpus", cpus - taken),
         free_memory_bytes=more.get("free_memory", memory),
+        shared_folder_id=more.get("shared"),
     )
 
 
@@ -47,7 +49,13 @@ def job(number: int, nodes: int = 1, gpus: int = 1, **more: Any) -> WaitingJob:
         cpus_per_node=more.get("cpus", float(max(1, gpus))),
         memory_bytes_per_node=more.get("memory", 0),
         not_before=more.get("not_before"),
+        home=more.get("home"),
     )
+
+
+def home(*numbers: int, shared: str | None = None) -> CheckpointHome:
+    """A checkpoint that these nodes wrote: into a shared folder, or each for itself."""
+    return CheckpointHome(shared_folder_id=shared, node_names=tuple(f"node-{number}" for number in numbers))
 
 
 def told(plan: Plan) -> dict[int, str]:

@@ -12,9 +12,25 @@ from hypothesis import strategies as st
 
 from service.domain.spec import CodeSpec, JobSpec, ResourceSpec, RetrySpec, RunSpec
 from service.schemas.job_spec import job_schema
+from trainer.plan.parallel_plan import ParallelRequest
+from trainer.plan.training_plan import CheckpointSettings, RunTarget, TrainingSpec, TrainSettings
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=10)
 NUMBERS = st.floats(min_value=0, max_value=1e12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=5,
+)
+TRAININGS = st.builds(
+    TrainingSpec,
+    run=st.builds(
+        RunTarget, recipe=st.none() | TEXT, entry=st.none() | TEXT, args=st.dictionaries(TEXT, JSON, max_size=3)
+    ),
+    parallel=st.builds(ParallelRequest, strategy=st.none() | TEXT, grad_accum_steps=st.integers(1, 9)),
+    train=st.builds(TrainSettings, steps=st.none() | st.integers(1, 9), lr=NUMBERS, clip_norm=st.none() | NUMBERS),
+    checkpoint=st.builds(CheckpointSettings, every_seconds=st.none() | NUMBERS, is_async=st.booleans()),
+)
 SPECS = st.builds(
     JobSpec,
     name=TEXT,
@@ -30,6 +46,7 @@ SPECS = st.builds(
         command=st.none() | st.lists(TEXT, max_size=3).map(tuple),
         shell=st.none() | TEXT,
     ),
+    training=st.none() | TRAININGS,
     resources=st.builds(
         ResourceSpec,
         num_nodes=st.none() | st.integers(1, 100),
@@ -67,6 +84,12 @@ def test_o23_nothing_of_a_spec_with_every_field_set_is_lost() -> None:
         code=CodeSpec(bundle="b", path="p"),
         python="py",
         run=RunSpec(kind="script", script="s", args=("a",), command=("c",), shell="sh"),
+        training=TrainingSpec(
+            run=RunTarget(recipe="r", entry="e", args={"width": [1, 2.5, {"deep": None}]}),
+            parallel=ParallelRequest(strategy="ddp", precision="bf16", grad_accum_steps=2, compile=True),
+            train=TrainSettings(steps=3, clip_norm=1.0, seed=7),
+            checkpoint=CheckpointSettings(every_steps=5, every_seconds=None, keep=9, is_async=False),
+        ),
         resources=ResourceSpec(
             num_nodes=2,
             gpus_per_node=3,
@@ -101,7 +124,15 @@ def test_the_stored_text_is_canonical() -> None:
 
 
 def test_a_spec_stored_before_a_field_existed_takes_its_default() -> None:
-    assert JobSpec.from_json('{"name":"x","run":{"kind":"command","shell":"ls"}}').priority == 0
+    spec = JobSpec.from_json('{"name":"x","run":{"kind":"command","shell":"ls"}}')
+    assert (spec.priority, spec.training) == (0, None)
+
+
+def test_settings_of_a_training_that_were_added_since_take_their_default() -> None:
+    text = '{"name":"x","run":{"kind":"recipe"},"training":{"run":{"recipe":"mlp"},"train":{"steps":5}}}'
+    training = JobSpec.from_json(text).training
+
+    assert training == TrainingSpec(run=RunTarget(recipe="mlp"), train=TrainSettings(steps=5))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"name":"x"}', '{"name":"x","run":{}}', '{"run":3}'])
@@ -132,10 +163,18 @@ def test_no_part_of_the_schema_takes_unknown_keys() -> None:
     assert all(part["additionalProperties"] is False for part in [schema, *schema["$defs"].values()])
 
 
-def test_recipe_entry_and_parallel_have_their_place() -> None:
-    names = {name for name, _ in properties(job_schema())}
-
-    assert {"RunWire.recipe", "RunWire.entry", ".parallel", "ParallelWire.strategy"} <= names
+def test_every_setting_of_a_training_has_a_key() -> None:
+    """What the plan can say and a job file cannot would be a setting that nobody can use."""
+    named = {f"hang_after{end}" for end in ("", "_seconds")} | {f"every{end}" for end in ("", "_seconds")}
+    keys = {name for name, _ in properties(job_schema())}
+    for part, settings in (
+        ("TrainWire", TrainSettings),
+        ("ParallelWire", ParallelRequest),
+        ("CheckpointWire", CheckpointSettings),
+    ):
+        fields = {spec.name.replace("is_async", "async") for spec in dataclasses.fields(settings)}
+        told = {name.partition(".")[2] for name in keys if name.startswith(f"{part}.")}
+        assert fields - named == told - named
 
 
 def test_the_schema_is_json_and_always_the_same() -> None:

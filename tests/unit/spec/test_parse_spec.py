@@ -447,12 +447,19 @@ def test_a_problem_of_an_override_says_set(override: str, pointer: str, message:
 # --- Never anything else than InvalidSpec ---------------------------------------------------------------------------
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
-PARTS = ["name", "run", "resources", "env", "tags", "retry", "code", "parallel", "priority", "version", "x"]
+PARTS = ["name", "run", "resources", "env", "tags", "retry", "code", "priority", "version", "x"]
+PARTS += ["train", "parallel", "checkpoint"]
 DETAILS = [
     "script",
     "args",
     "command",
     "entry",
+    "recipe",
+    "steps",
+    "batch_size",
+    "strategy",
+    "async",
+    "every",
     "gpus",
     "nodes",
     "gpus_per_node",
@@ -503,3 +510,14 @@ def test_arbitrary_documents_raise_nothing_but_invalid_spec(document: Any, kind:
 @given(parts=st.dictionaries(KEYS, DOCUMENTS, max_size=4))
 def test_a_sound_file_with_arbitrary_parts_raises_nothing_but_invalid_spec(parts: dict[str, Any]) -> None:
     check_spec_or_invalid(json.dumps({**SMALLEST, **parts}).encode(), "application/json", [])
+
+
+@settings(max_examples=200, deadline=None)
+@given(parts=st.dictionaries(KEYS, DOCUMENTS, max_size=4), args=DOCUMENTS, settings_=DOCUMENTS)
+def test_a_training_with_arbitrary_parts_raises_nothing_but_invalid_spec(
+    parts: dict[str, Any], args: Any, settings_: Any
+) -> None:
+    training = {"name": "x", "run": {"entry": "a:b", "args": args}, "code": {"path": "/c"}, "train": settings_}
+    check_spec_or_invalid(json.dumps({**training, **parts}).encode(), "application/json", [])
+    recipe = {"name": "x", "run": {"recipe": "mlp", "args": args}, "train": {"steps": 1}, "checkpoint": settings_}
+    check_spec_or_invalid(json.dumps({**recipe, **parts}).encode(), "application/json", [])

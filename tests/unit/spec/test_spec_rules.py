@@ -195,10 +195,11 @@ def test_our_own_variables_cannot_be_set(name: str) -> None:
         ({"resources": {"gpus_per_node": 2, "gpus": 3}}, "resources.gpus", "split into nodes of 2"),
         ({"resources": {"gpus_per_node": 0, "gpus": 3}}, "resources.gpus", "split into nodes of 0"),
         ({"run": {"command": "ls"}, "processes_per_node": 2}, "processes_per_node", "a command runs once per node"),
-        ({"run": {"recipe": "gpt"}}, "run.recipe", "comes with the trainer package; use run.script or run.command"),
-        ({"run": {"entry": "a:b", "args": {"lr": 1}}}, "run.entry", "comes with the trainer package"),
-        ({"parallel": {"strategy": "ddp"}}, "parallel", "comes with the trainer package"),
-        ({"parallel": {"strategy": "dpp", "x": 1}}, "parallel", "comes with the trainer package"),
+        ({"run": {"script": "a.py", "args": {"lr": 1}}}, "run.args", "must be a list of strings for run.script"),
+        ({"parallel": {"strategy": "ddp"}}, "parallel", "brings its own loop"),
+        ({"parallel": {"strategy": "dpp", "x": 1}}, "parallel", "brings its own loop"),
+        ({"train": {"steps": "x", "stesp": 1}}, "train", "brings its own loop"),
+        ({"run": {"command": "ls"}, "checkpoint": {"every": "5m"}}, "checkpoint", "brings its own loop"),
     ],
 )
 def test_a_contradiction_is_the_one_problem(document: dict[str, Any], pointer: str, message: str) -> None:

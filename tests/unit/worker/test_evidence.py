@@ -7,7 +7,17 @@ import json
 import pytest
 
 from gangline.protocol.launch import ErrorRecord
-from worker.evidence import MAX_TRACEBACK_BYTES, error_of_file, error_of_log, exit_of, is_peer_loss, is_port_taken
+from worker.evidence import (
+    MAX_TRACEBACK_BYTES,
+    error_of_abort,
+    error_of_file,
+    error_of_log,
+    exit_of,
+    is_peer_loss,
+    is_port_taken,
+    is_shared_memory_exhausted,
+    with_shared_memory_hint,
+)
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\n'
 
@@ -141,6 +151,59 @@ def test_the_loss_of_a_peer_is_recognised(text: str) -> None:
 @pytest.mark.parametrize("text", NO_PEER_LOSS)
 def test_an_error_of_its_own_is_no_loss_of_a_peer(text: str) -> None:
     assert not is_peer_loss(record(text))
+
+
+C_PLUS_PLUS = "terminate called after throwing an instance of '{}'\n  what():  {}\n"
+
+
+def test_the_last_word_of_cpp_is_the_error_of_an_aborted_rank() -> None:
+    gone = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
+    log = C_PLUS_PLUS.format("std::bad_alloc", "std::bad_alloc") + C_PLUS_PLUS.format("gloo::IoException", gone)
+
+    error = error_of_abort(log.encode())
+    assert error == ErrorRecord(type="IoException", message=f"gloo::IoException: {gone}", traceback="")
+    assert is_peer_loss(error)
+    assert error_of_abort(b"terminate called without an active exception\n") is None
+
+
+def test_memory_that_cpp_could_not_have_reads_as_pythons_memory_error() -> None:
+    error = error_of_abort(C_PLUS_PLUS.format("std::bad_alloc", "std::bad_alloc").encode())
+
+    assert error is not None and error.type == "MemoryError"
+
+
+SHARED_MEMORY = (
+    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers",
+    "RuntimeError: unable to write to file </torch_7_1_0>: No space left on device (28)",
+    "RuntimeError: unable to open shared memory object </torch_7_1> in read-write mode: No space left on device (28)",
+    "DistBackendError: Error while creating shared memory segment /dev/shm/nccl-ab (size 9637888)",
+    "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+)
+NO_SHARED_MEMORY = (
+    "OSError: [Errno 28] No space left on device: '/data/x'",
+    "RuntimeError: unable to open shared memory object </torch_7_1> in read-write mode: Too many open files (24)",
+    "FileNotFoundError: [Errno 2] No such file or directory: '/dev/shm/mine'",
+    "ValueError: the syllabus error",
+)
+
+
+@pytest.mark.parametrize("text", SHARED_MEMORY)
+def test_o12_an_error_for_want_of_shared_memory_is_recognised(text: str) -> None:
+    assert is_shared_memory_exhausted(record(text), None)
+
+
+@pytest.mark.parametrize("text", NO_SHARED_MEMORY)
+def test_o12_other_errors_say_nothing_of_shared_memory(text: str) -> None:
+    assert not is_shared_memory_exhausted(record(text), None)
+    assert not is_shared_memory_exhausted(None, "SIGSEGV")
+
+
+def test_o12_the_hint_names_shared_memory_and_its_size_and_keeps_the_error() -> None:
+    error = with_shared_memory_hint(ErrorRecord(type="RuntimeError", message="x" * 10_000, traceback="t"), 64 << 20)
+
+    assert (error.type, error.traceback, error.message[:3]) == ("RuntimeError", "t", "xxx")
+    assert "/dev/shm, 64 MiB on this node" in error.message
+    assert len(error.message) <= 4096
 
 
 def test_o34_only_the_rendezvous_port_that_is_taken_is_a_launch_failure() -> None:

@@ -16,6 +16,8 @@ PLAN = a_plan(time_limit_seconds=100.0, disconnect_stop_seconds=50.0, stop_grace
 CASES: dict[str, tuple[dict[str, Any], tuple[str | None, float] | None]] = {
     "nothing happened": ({}, None),
     "an order": ({"order": CANCEL}, ("cancel", 7.0)),
+    "the ranks hang": ({"has_failed": True, "is_hung": True}, ("peer_failure", 2.0)),
+    "an order, and they hang": ({"order": CANCEL, "has_failed": True, "is_hung": True}, ("cancel", 2.0)),
     "a rank failed": ({"has_failed": True}, ("peer_failure", 30.0)),
     "an order and a failure": ({"order": CANCEL, "has_failed": True}, ("cancel", 7.0)),
     "the limit": ({"running_seconds": 100.0}, ("time_limit", 30.0)),

@@ -1,0 +1,89 @@
+"""Routes that act on a job, cancel and requeue, and the checkpoints that it may resume from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from sqlalchemy import select
+from starlette.responses import Response
+
+from gangline.protocol.names import API_PREFIX
+from service.api.deps import JsonBody, State, allowed_job, caller, json_response
+from service.api.job_json import checkpoint_json
+from service.api.jobs import show_job
+from service.auth.permissions import Action
+from service.auth.principals import Principal
+from service.db.tables import attempts, checkpoints
+from service.errors import InvalidRequest
+from service.operations.cancel_job import cancel_job
+from service.operations.requeue_job import requeue_job
+
+router = APIRouter(prefix=f"{API_PREFIX}/jobs")
+
+
+@router.get("/{job_id}/checkpoints")
+def get_checkpoints(
+    state: State,
+    principal: Annotated[Principal, Depends(caller(Action.JOB_READ))],
+    job_id: int,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """The checkpoints that a job may resume from, the one it resumes from first."""
+    with state.database.read() as connection:
+        allowed_job(connection, principal, job_id, Action.JOB_READ)
+        found = connection.execute(
+            select(checkpoints, attempts.c.number.label("attempt"))
+            .join(attempts, attempts.c.id == checkpoints.c.attempt_id)
+            .where(checkpoints.c.job_id == job_id, checkpoints.c.removed_at.is_(None))
+            .order_by(checkpoints.c.step.desc(), checkpoints.c.id.desc())
+            .limit(limit)
+        ).all()
+    return json_response({"items": [checkpoint_json(row) for row in found], "next": None})
+
+
+@router.post("/{job_id}/requeue", status_code=202)
+def post_requeue(
+    state: State, principal: Annotated[Principal, Depends(caller(Action.JOB_REQUEUE))], job_id: int, body: JsonBody
+) -> Response:
+    """Stop a running job at a checkpoint and start it again from there when its turn comes, or from the start."""
+    from_start = body.get("from_start", False)
+    if not isinstance(from_start, bool):
+        raise InvalidRequest("from_start must be true or false")
+    reason = _reason(body)
+    with state.database.read() as connection:
+        allowed_job(connection, principal, job_id, Action.JOB_REQUEUE)
+    requeue_job(
+        state.database,
+        job_id,
+        actor=principal.name,
+        reason=reason,
+        from_start=from_start,
+        settle_seconds=state.settings.settle_seconds,
+    )
+    return json_response(show_job(state, principal, job_id), 202)
+
+
+def _reason(body: dict[str, Any]) -> str:
+    reason = body.get("reason", "")
+    if not isinstance(reason, str) or len(reason) > 1000:
+        raise InvalidRequest("reason must be a text of at most 1000 characters")
+    return reason
+
+
+@router.post("/{job_id}/cancel", status_code=202)
+def post_cancel(
+    state: State, principal: Annotated[Principal, Depends(caller(Action.JOB_CANCEL))], job_id: int, body: JsonBody
+) -> Response:
+    """Cancel a job. Again, or after its end, changes nothing."""
+    reason = _reason(body)
+    with state.database.read() as connection:
+        allowed_job(connection, principal, job_id, Action.JOB_CANCEL)
+    is_accepted = cancel_job(
+        state.database,
+        job_id,
+        actor=principal.name,
+        reason=reason,
+        settle_seconds=state.settings.settle_seconds,
+    )
+    return json_response(show_job(state, principal, job_id), 202 if is_accepted else 200)
