@@ -1,8 +1,10 @@
 """`make demo`: a whole cluster on this machine, one real training job through it, and everything stopped again.
 
-It starts `gang up` with 2 nodes of 2 slots in a temporary folder, submits `examples/ddp_script` (4 ranks of a plain
-DDP script), follows log and progress, draws the loss curve and says what the job cost. Exit status 0 means: the job
-succeeded, the validation loss fell by at least 1.5, and no process is left.
+It starts `gang up` with 2 nodes of 2 slots in a temporary folder, submits `examples/recipe_transformer` (4 ranks, data
+parallel), follows log and progress, and kills one rank on the way, as a bad machine would. The job goes on from its
+last checkpoint; the demo draws both attempts as one curve and says what the job cost. Exit status 0 means: the job
+succeeded in its second attempt, that one began where a checkpoint of the first one stood, on the old curve, the
+validation loss fell by at least 1.5, and no process is left.
 
 It uses nothing but `gangline.Client` and the CLI's drawing, so it is also an example of the client.
 """
@@ -10,6 +12,7 @@ It uses nothing but `gangline.Client` and the CLI's drawing, so it is also an ex
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -32,9 +35,16 @@ from gangline.cli.plot import Curve, draw
 from gangline.cli.words import duration, metric
 from gangline.client import GanglineError, Job, Metrics
 
-JOB_FILE = Path(__file__).parent / "ddp_script" / "job.yaml"
+JOB_FILE = Path(__file__).parent / "recipe_transformer" / "job.yaml"
 NODES, SLOTS = 2, 2
 NEEDED_FALL = 1.5
+KILL_AFTER_STEP = 110
+"""The rank is killed once the job is past this step and has a checkpoint."""
+KILLED_RANK = 3
+UNTRAINED_LOSS = math.log(256)
+"""Of a model that gives every byte the same chance."""
+LARGEST_JUMP = 0.35
+"""Of the loss where the second attempt takes over, in nats: batches differ by about a third of it."""
 READY_SECONDS = 60.0
 JOB_SECONDS = 300.0
 STOP_SECONDS = 40.0
@@ -132,7 +142,42 @@ class Follower(threading.Thread):
             self.error = error
 
 
-def watch(client: Client, job: Job) -> Job:
+def rank_pid(job_id: int, rank: int) -> int | None:
+    """Process of a rank of the job, which carries its numbers in its environment; None when it does not run."""
+    wanted = {f"GANGLINE_JOB_ID={job_id}".encode(), f"RANK={rank}".encode()}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            variables = set((folder / "environ").read_bytes().split(b"\0"))
+        except OSError:
+            continue  # gone, or another account's
+        if wanted <= variables and any(variable.startswith(b"GANGLINE_ATTEMPT=") for variable in variables):
+            return int(folder.name)
+    return None
+
+
+class Assassin:
+    """Kills a rank once, when the job has come far enough."""
+
+    def __init__(self) -> None:
+        self.killed_at: int | None = None
+        """The last step reported before."""
+
+    def look(self, client: Client, job: Job) -> None:
+        """Kill now, if it is time."""
+        step = None if job.progress is None else job.progress.step
+        if self.killed_at is not None or step is None or step < KILL_AFTER_STEP or not client.checkpoints(job.id):
+            return
+        pid = rank_pid(job.id, KILLED_RANK)
+        if pid is None:
+            return
+        os.kill(pid, signal.SIGKILL)
+        self.killed_at = step
+        console.print(f"[bold red]killed rank {KILLED_RANK}[/] (process {pid}) at step {step}, as a bad machine would")
+
+
+def watch(client: Client, job: Job, assassin: Assassin) -> Job:
     """Show state, reason and progress until the job has ended. Raises DemoFailed when that takes too long."""
     columns = (
         TextColumn("  {task.fields[state]}"),
@@ -154,6 +199,7 @@ def watch(client: Client, job: Job) -> Job:
             if time.monotonic() > deadline:
                 raise DemoFailed(f"job {job.id} is still {job.state} after {JOB_SECONDS:.0f} s")
             show_progress(progress, task, job)
+            assassin.look(client, job)
             if not console.is_terminal and job.progress and time.monotonic() - shown_at > PLAIN_PROGRESS_SECONDS:
                 shown_at = time.monotonic()
                 console.print(f"  step {job.progress.step} of {job.progress.total_steps}, {note(job)}")
@@ -175,39 +221,67 @@ def note(job: Job) -> str:
     return f"loss {metric(job.progress, 'loss')}" + ("" if left is None else f", {duration(left)} left")
 
 
-def show_curve(metrics: Metrics) -> None:
-    """The loss curves, drawn as `gang plot` draws them."""
-    names = [name for name in ("loss", "val_loss") if name in metrics.keys]
-    series = [metrics.keys[name] for name in names]
-    drawing = draw([Curve(steps=item.step, values=item.last) for item in series], width=60, height=10)
+def joined(attempts: list[Metrics], name: str) -> list[Curve]:
+    """A curve per attempt, of one metric."""
+    found = [metrics.keys[name] for metrics in attempts if name in metrics.keys]
+    return [Curve(steps=item.step, values=item.last) for item in found]
+
+
+def show_curve(attempts: list[Metrics]) -> None:
+    """The loss of both attempts and of the validation, drawn as `gang plot` draws them."""
+    losses = joined(attempts, "loss")
+    validation = joined(attempts, "val_loss")
+    drawing = draw([*losses, *validation], width=60, height=10)
     if drawing is None:
         return
-    colours = ("cyan", "magenta")
+    colours = [*("cyan", "yellow")[: len(losses)], *["magenta"] * len(validation)]
     console.print()
     for label, row in zip(drawing.labels, drawing.rows, strict=True):
         console.print(f"  {label} ┤", end="")
         for cell in row:
             console.print(cell.character, style=None if cell.curve is None else colours[cell.curve], end="")
         console.print()
-    legend = "   ".join(f"[{colour}]{name}[/]" for name, colour in zip(names, colours, strict=False))
+    legend = "[cyan]loss, attempt 1[/]   [yellow]loss, attempt 2[/]   [magenta]val_loss[/]"
     indent = " " * len(drawing.labels[0])
     console.print(f"  {indent} └{'─' * 60} step {drawing.last_step:.0f}   {legend}\n")
 
 
-def judge(job: Job, metrics: Metrics) -> str | None:
+def seam_problem(attempts: list[Metrics], killed_at: int | None) -> str | None:
+    """What is wrong with the place where the second attempt takes over; None: it joins the old curve."""
+    if killed_at is None:
+        return "the job ended before a rank was killed"
+    if len(attempts) != 2:
+        return f"the job took {len(attempts)} attempts, not 2"
+    first, second = (metrics.keys["loss"] for metrics in attempts)
+    begin = int(second.step[0])
+    if begin <= 1 or begin > int(first.step[-1]) + 1:
+        return f"the second attempt began at step {begin}, not at a checkpoint of the first ({first.step[-1]} steps)"
+    near = [float(value) for step, value in zip(first.step, first.last, strict=True) if abs(step - begin) <= 10]
+    if not near:
+        return f"the first attempt has no loss near step {begin}"
+    jump = abs(float(second.last[0]) - sum(near) / len(near))
+    console.print(f"  resumed          at step {begin}, {killed_at - begin + 1} steps before the kill")
+    console.print(f"  seam             {jump:.3f} nats between the old curve and the new one")
+    return None if jump <= LARGEST_JUMP else f"the new curve is {jump:.2f} off the old one at step {begin}"
+
+
+def judge(job: Job, attempts: list[Metrics], killed_at: int | None) -> str | None:
     """Say how it went; returns what is wrong, or None."""
     if job.state != "succeeded":
         cause = f": {job.cause.sentence} {job.cause.fix}" if job.cause else ""
         return f"the job ended {job.state}{cause}"
-    losses: list[Any] = list(metrics.keys["val_loss"].last) if "val_loss" in metrics.keys else []
+    losses: list[Any] = [value for curve in joined(attempts, "val_loss") for value in curve.values]
     if not losses:
         return "the job reported no val_loss"
     gpu_seconds = float(job.cost.get("gpu_seconds", 0.0))
     ran = (job.ended_at - job.started_at).total_seconds() if job.ended_at and job.started_at else 0.0
     console.print(f"  validation loss  {losses[0]:.3f} -> {losses[-1]:.3f} nats per byte")
-    console.print(f"  ran              {duration(ran)} on {job.resources.gpus} slots, {job.attempts} attempt(s)")
+    console.print(f"  ran              {duration(ran)} on {job.resources.gpus} slots, {job.attempts} attempts")
     console.print(f"  cost             {gpu_seconds:.0f} GPU-seconds")
-    fall = losses[0] - losses[-1]
+    seam = seam_problem(attempts, killed_at)
+    if seam is not None:
+        return seam
+    fall = UNTRAINED_LOSS - losses[-1]
     return None if fall >= NEEDED_FALL else f"the validation loss fell by {fall:.2f} only, {NEEDED_FALL} was expected"
 
 
@@ -218,13 +292,15 @@ def run_job(cluster: Cluster) -> str | None:
         console.print(f"job {job.id} ({job.name}) submitted: {job.resources.gpus} ranks on {job.resources.nodes} nodes")
         follower = Follower(cluster, job.id)
         follower.start()
-        job = watch(client, job)
+        assassin = Assassin()
+        job = watch(client, job, assassin)
         follower.join(timeout=10)
         if follower.error is not None:
             raise DemoFailed(f"following the log failed: {follower.error}")
-        metrics = client.metrics(job.id, "loss", "val_loss")
-        show_curve(metrics)
-        return judge(job, metrics)
+        numbers = range(1, job.attempts + 1)
+        attempts = [client.metrics(job.id, "loss", "val_loss", attempt=number) for number in numbers]
+        show_curve(attempts)
+        return judge(job, attempts, assassin.killed_at)
 
 
 def main() -> int:
