@@ -1,0 +1,74 @@
+"""The examples keep their word: every job file is submitted to a pool and reaches the accuracy that it is there for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.stack import PYTHON, Stack
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+GANG = Path(PYTHON).with_name("gang")
+ACCURACY = {"recipe_mlp": 0.95, "recipe_resnet": 0.97, "entry": 0.95}
+"""On held-out digits."""
+MOST_LINES = 30
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Stack]:
+    with Stack(num_nodes=1, slots=2) as stack:
+        yield stack
+
+
+def submit(pool: Stack, job_file: Path, *overrides: str) -> int:
+    """Submit as a user would; the id of the job."""
+    command = [
+        str(GANG),
+        "submit",
+        str(job_file),
+        "-o",
+        "json",
+        *(word for one in overrides for word in ("--set", one)),
+    ]
+    environment = {"GANGLINE_URL": pool.url, "GANGLINE_TOKEN": pool.token, "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(json.loads(done.stdout)["id"])
+
+
+def last(pool: Stack, job_id: int, name: str) -> float:
+    """Last value of a metric."""
+    curve: dict[str, Any] = pool.get(f"/jobs/{job_id}/metrics?keys={name}")["keys"][name]
+    return float(curve["last"][-1])
+
+
+@pytest.mark.parametrize("name", sorted(ACCURACY))
+def test_an_example_reaches_its_accuracy_on_held_out_digits(pool: Stack, name: str) -> None:
+    job_id = submit(pool, EXAMPLES / name / "job.yaml")
+
+    job = pool.wait_end(job_id, 150)
+
+    assert job["state"] == "succeeded", pool.describe(job_id)
+    assert last(pool, job_id, "val_accuracy") >= ACCURACY[name]
+
+
+def test_the_language_model_learns_more_than_how_often_bytes_occur(pool: Stack) -> None:
+    short = ("train.steps=60", "resources.nodes=1", "resources.gpus_per_node=2")
+    job_id = submit(pool, EXAMPLES / "recipe_transformer" / "job.yaml", *short)
+
+    job = pool.wait_end(job_id, 150)
+
+    assert job["state"] == "succeeded", pool.describe(job_id)
+    byte_frequencies = 3.25  # nats per byte of this text, knowing nothing else
+    assert last(pool, job_id, "val_loss") < byte_frequencies
+
+
+def test_a_users_script_is_ported_in_under_30_lines() -> None:
+    lines = (EXAMPLES / "entry" / "entry.py").read_text().splitlines()
+
+    assert len(lines) < MOST_LINES
