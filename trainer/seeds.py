@@ -22,8 +22,11 @@ def derive(seed: int, purpose: str, *numbers: int) -> int:
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch's generators, on every device."""
-    torch.manual_seed(seed)
+    """Seed torch's generators of CPU and CUDA, as `torch.manual_seed` does. That one also formats the stack for devices
+    that were not used yet, which costs half a millisecond at each step."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
 
 
 def make_deterministic() -> None:

@@ -162,6 +162,25 @@ def test_sigterm_to_one_rank_in_an_evaluation_is_a_preemption_that_loses_no_step
         pool.assert_nothing_left()
 
 
+@pytest.mark.parametrize("phase", ["training", "evaluation"])
+def test_a_requeued_training_goes_on_where_it_was_and_pays_no_retry(pool: Stack, phase: str) -> None:
+    evaluation: dict[str, Any] = {"eval_length": 400, "eval_seconds": 0.02} if phase == "evaluation" else {}
+    job_id = submit(pool, num_nodes=2, steps=1_000_000, train={"eval_every": 6, "report_every": 1}, **evaluation)
+    wait_for_step(pool, job_id, 6)
+    wait_for_phase(pool, job_id, phase)
+
+    answer = pool.request("POST", f"/jobs/{job_id}/requeue", json={"reason": "to see"})
+
+    assert answer.status_code == 202, answer.text
+    assert first_end(pool, job_id)[0] == "preempted"
+    wait_for_attempt(pool, job_id, 2)
+    wait_for_step(pool, job_id, 8, attempt=2)
+    before, after = reported_steps(pool, job_id, 1), reported_steps(pool, job_id, 2)
+    assert after[0] == before[-1] + 1, "no step is lost or done twice"
+    assert pool.sql("select num_charged_retries from jobs where id = :id", id=job_id)[0][0] == 0
+    finish(pool, job_id)
+
+
 @pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.full)])
 @pytest.mark.timeout(1800)
 def test_o52_a_lost_launcher_stops_both_nodes_and_one_new_attempt_resumes(pool: Stack, times: int) -> None:

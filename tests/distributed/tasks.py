@@ -173,6 +173,9 @@ TASKS: dict[str, Callable[[], TrainTask]] = {
     "recipe_transformer": _recipe(
         "transformer", num_layers=2, width=32, num_heads=2, tokens_per_sample=16, tied_embeddings=True
     ),
+    "recipe_transformer_fp32": _recipe(
+        "transformer", dtype="float32", num_layers=2, width=32, num_heads=2, tokens_per_sample=16
+    ),
     "recipe_mlp": _recipe("mlp", data="digits"),
     "recipe_resnet": _recipe("resnet", data="digits", norm="group", width=16),
     "seven_held_out": seven_held_out,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gangline.protocol.pulse import Pulse
 from tests.distributed.tasks import TASKS
@@ -35,9 +36,16 @@ def train(mesh: Mesh, task: str, plan: TrainingPlan) -> dict[str, Any]:
     events = Recorder()
     subject = assemble_task(TASKS[task](), plan, mesh, events, {})
     around = Surroundings(mesh=mesh, events=events, stop=StopFlag({}), pulse=Pulse(None), say=lambda text: None)
+    before = [one.detach().clone() for one in subject.model.inner.parameters()]
     ending = Training(plan, subject, around).run()
+    after = list(subject.model.inner.parameters())
+    moved = math.sqrt(sum(float((new - old).square().sum()) for new, old in zip(after, before, strict=True)))
+    torch.use_deterministic_algorithms(False)  # the ranks live on
     buffers = {name: buffer.clone() for name, buffer in subject.model.inner.named_buffers()}
     return {
+        "moved": moved,
+        "dtypes": {str(one.dtype) for one in after},
+        "grad_norm": events.values("grad_norm"),
         "step": ending.step,
         "buffers": buffers,
         "val_loss": events.values("val_loss"),
@@ -96,6 +104,53 @@ def test_o51_batch_norm_statistics_and_scores_are_the_same_on_every_rank(two_ran
         assert first["buffers"].keys() == second["buffers"].keys() != set()
         assert all((first["buffers"][name] == one).all() for name, one in second["buffers"].items())
         assert first["val_loss"] == second["val_loss"] != []
+
+
+def test_bf16_computes_in_half_precision_and_keeps_the_weights_in_fp32(two_ranks: Ranks) -> None:
+    settings = dataclasses.replace(TRAIN, steps=40, optimizer="adamw", lr=1e-2)
+
+    half = two_ranks.run(train, "recipe_transformer_fp32", plan_for("", 2, settings, precision="bf16"))[0]
+    full = two_ranks.run(train, "recipe_transformer_fp32", plan_for("", 2, settings))[0]
+
+    assert half["dtypes"] == {"torch.float32"}
+    assert half["loss"] != full["loss"]
+    assert half["loss"][-1] == pytest.approx(full["loss"][-1], rel=0.05)
+    assert half["loss"][-1] < 0.9 * half["loss"][0]
+
+
+def test_clipping_bounds_the_update_and_reports_the_norm_before_it(two_ranks: Ranks) -> None:
+    one_step = dataclasses.replace(TRAIN, steps=1)
+
+    clipped = two_ranks.run(train, "mlp", plan_for("mlp", 2, dataclasses.replace(one_step, clip_norm=1e-3)))
+    free = two_ranks.run(train, "mlp", plan_for("mlp", 2, one_step))
+
+    norm = free[0]["grad_norm"][0]
+    assert norm > 1e-2
+    assert clipped[0]["grad_norm"] == [pytest.approx(norm, rel=1e-10)]
+    assert free[0]["moved"] == pytest.approx(TRAIN.lr * norm, rel=1e-10)
+    assert clipped[0]["moved"] == pytest.approx(TRAIN.lr * 1e-3, rel=1e-3)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_compiled_model_trains_the_same_and_its_checkpoint_loads_uncompiled(two_ranks: Ranks, tmp_path: Path) -> None:
+    def plan(steps: int, *, compile: bool) -> TrainingPlan:
+        made = plan_for("mlp", 2, dataclasses.replace(TRAIN, steps=steps), compile=compile)
+        return dataclasses.replace(made, checkpoint=CheckpointSettings(), checkpoint_root=str(tmp_path))
+
+    whole = two_ranks.run(train, "mlp", plan_for("mlp", 2, dataclasses.replace(TRAIN, steps=6)))
+    first = two_ranks.run(train, "mlp", plan(3, compile=True), seconds=500)
+    second = two_ranks.run(train, "mlp", plan(6, compile=False))
+
+    assert first[0]["loss"] + second[0]["loss"] == pytest.approx(whole[0]["loss"], rel=1e-9)
+
+
+def test_deterministic_runs_give_the_same_bits(two_ranks: Ranks) -> None:
+    settings = dataclasses.replace(TRAIN, deterministic=True)
+
+    runs = [two_ranks.run(train, "batch_norm", plan_for("batch_norm", 2, settings))[0] for _ in range(2)]
+
+    assert runs[0]["loss"] == runs[1]["loss"] != []
 
 
 def test_nan_on_one_rank_is_that_ranks_failure_and_the_others_say_so(two_ranks: Ranks) -> None:

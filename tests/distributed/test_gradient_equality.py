@@ -52,6 +52,17 @@ def test_ranks_compute_what_one_process_computes(
     assert traces[0].losses == pytest.approx(expected.losses, rel=1e-10)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_in_single_precision_the_loss_curve_is_that_of_one_process(ranks_of: dict[int, Ranks], optimizer: str) -> None:
+    settings = SETTINGS[optimizer]
+    expected = by_hand(TASKS["recipe_transformer_fp32"](), settings, NUM_TRACED)
+
+    for world_size, grad_accum_steps in ((2, 1), (4, 4)):
+        plan = plan_for("recipe_transformer_fp32", world_size, settings, grad_accum_steps=grad_accum_steps)
+        for trace in ranks_of[world_size].run(train_and_trace, "recipe_transformer_fp32", plan, NUM_TRACED)[:1]:
+            assert trace.losses == pytest.approx(expected.losses, abs=5e-6)
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_batch_norm_takes_its_statistics_over_all_ranks(ranks_of: dict[int, Ranks], world_size: int) -> None:
     expected = by_hand(TASKS["batch_norm"](), SETTINGS["sgd"], NUM_TRACED)

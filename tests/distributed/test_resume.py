@@ -40,9 +40,8 @@ class Leg:
 
     outcome: Outcome
     step: int
-    num_moves: int
-    phase: Phase
-    """In which the stop was asked for."""
+    phases: list[Phase]
+    """At each move of the pulse."""
     first_step: int | None
     """The first one reported as new progress."""
     steps: list[int]
@@ -55,15 +54,14 @@ class StoppingPulse(Pulse):
 
     def __init__(self, stop: StopFlag, at: int | None) -> None:
         super().__init__(None)
-        self.num_moves, self.stopped_in = 0, Phase.ENDED
+        self.phases: list[Phase] = []
         self._stop, self._at = stop, at
 
     def move(self, step: int | None = None, slowest_step_seconds: float | None = None) -> None:
         super().move(step, slowest_step_seconds)
-        self.num_moves += 1
-        if self.num_moves == self._at:
+        self.phases.append(self._phase)
+        if len(self.phases) == self._at:
             self._stop.set()
-            self.stopped_in = self._phase
 
 
 def run_leg(mesh: Mesh, task: str, plan: TrainingPlan, stop_rank: int, stop_at: int | None) -> Leg:
@@ -78,8 +76,7 @@ def run_leg(mesh: Mesh, task: str, plan: TrainingPlan, stop_rank: int, stop_at: 
     return Leg(
         outcome=ending.outcome,
         step=ending.step,
-        num_moves=pulse.num_moves,
-        phase=pulse.stopped_in,
+        phases=pulse.phases,
         first_step=steps[0] if steps else None,
         steps=steps,
         weights={name: one.detach().clone() for name, one in subject.model.inner.state_dict().items()},
@@ -107,6 +104,15 @@ def is_equal(found: Tensors, expected: Tensors) -> bool:
 
 
 NUM_MOMENTS = 20
+PHASES = (Phase.RESTORING, Phase.EVALUATION, Phase.CHECKPOINT)
+
+
+def moments(phases: list[Phase], draw: random.Random) -> list[int]:
+    """Moves at which to stop: one in the first step, one in each phase, the others at random."""
+    first_step = phases.index(Phase.TRAINING) + 2
+    one_of_each = [draw.choice([at for at, one in enumerate(phases, 1) if one is phase]) for phase in PHASES]
+    rest = [draw.randrange(1, len(phases)) for _ in range(NUM_MOMENTS - 1 - len(PHASES))]
+    return [first_step, *one_of_each, *rest]
 
 
 @pytest.mark.parametrize("data_workers", [0, pytest.param(2, marks=pytest.mark.full)])
@@ -119,16 +125,13 @@ def test_stopped_at_random_moments_it_ends_with_the_weights_of_one_never_stopped
     unbroken = ranks_of[2].run(run_leg, task, plan, 0, None)[0]
     # With dropout a rank's masks are its own: only the same layout draws the same.
     continue_on = [2] if task == "mlp_with_dropout" else [2, 1, 3]
-    phases = set()
-    for moment in range(NUM_MOMENTS):
+    for moment, stop_at in enumerate(moments(unbroken.phases, draw)):
         root = tmp_path / str(moment)
         plan = plan_of(root, task, 2, data_workers=data_workers)
-        stop_at = draw.randrange(1, unbroken.num_moves) if moment else 4
         first = ranks_of[2].run(run_leg, task, plan, draw.randrange(2), stop_at)
-        where = f"moment {moment}: move {stop_at} of {unbroken.num_moves}, step {first[0].step}"
+        where = f"moment {moment}: move {stop_at}, {unbroken.phases[stop_at - 1].name}, step {first[0].step}"
         assert {leg.outcome for leg in first} <= {Outcome.PREEMPTED, Outcome.SUCCEEDED}, where
         assert len({leg.step for leg in first}) == 1, f"{where}: all ranks leave at the same step"
-        phases |= {leg.phase for leg in first}
 
         world_size = continue_on[moment % len(continue_on)]
         plan = plan_of(root, task, world_size, data_workers=data_workers)
@@ -140,7 +143,6 @@ def test_stopped_at_random_moments_it_ends_with_the_weights_of_one_never_stopped
         assert same(second.weights, unbroken.weights), f"{where}, then {world_size} ranks: other weights"
         told = {**first[0].val_losses, **second.val_losses}
         assert told == pytest.approx(unbroken.val_losses, rel=1e-10), where
-    assert {Phase.TRAINING, Phase.EVALUATION} <= phases, "the moments are spread over phases"
 
 
 def test_o43_three_interruptions_each_resume_where_the_last_one_stopped(
@@ -183,8 +185,7 @@ def run_until_step(mesh: Mesh, task: str, plan: TrainingPlan, last_step: int) ->
     return Leg(
         outcome=ending.outcome,
         step=ending.step,
-        num_moves=0,
-        phase=Phase.TRAINING,
+        phases=[],
         first_step=steps[0],
         steps=steps,
         weights=weights,
