@@ -56,7 +56,7 @@ def error_of_file(data: bytes) -> ErrorRecord | None:
     """
     try:
         outer: Any = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     inner = outer.get("message") if isinstance(outer, dict) else None
     if isinstance(inner, str) and inner:

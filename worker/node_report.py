@@ -71,8 +71,8 @@ def read_result(attempt_folder: Path) -> str | None:
     data = _read_start(attempt_folder / names.RESULT_FILE, _MAX_RESULT_BYTES)
     try:
         record = json.loads(data) if data else None
-    except ValueError:
-        return None  # it is being written
+    except (ValueError, RecursionError):
+        return None  # it is being written, or the job's own code wrote it
     word = record.get("outcome") if isinstance(record, dict) else None
     return word if isinstance(word, str) and word in RESULTS else None
 

@@ -23,7 +23,7 @@ CHECKPOINTS_FOLDER: Final = "checkpoints"
 
 
 class NoSharedFolderError(RuntimeError):
-    """The service counts on a folder that all nodes see, and this node has none."""
+    """The service counts on a folder that all nodes see, and this node has none, or another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,11 @@ def checkpoint_root(plan: LaunchPlan, data: Path, shared: SharedFolder | None) -
     if shared is None:
         # Silently local it would be read by nobody, and the other nodes would miss this one's part.
         raise NoSharedFolderError(f"node {plan.node_name} has no shared folder any more, and the plan counts on it")
+    if plan.shared_folder_id is not None and plan.shared_folder_id != shared.folder_id:
+        raise NoSharedFolderError(
+            f"node {plan.node_name} has the shared folder {shared.folder_id} ({shared.path}), and the plan counts on "
+            f"{plan.shared_folder_id}"
+        )
     job = f"{plan.pool_id}-{plan.job_id}"
     return CheckpointRoot(folder=Path(shared.path) / JOBS_FOLDER / job / CHECKPOINTS_FOLDER, is_shared=True)
 

@@ -321,7 +321,8 @@ class Supervisor:
             self._failure = NodeFailure(
                 outcome=Outcome.TIME_LIMIT,
                 message=f"It ran for its whole time limit of {limit:g} s.",
-                fix="Raise resources.time, or save checkpoints so that a resubmission goes on from there.",
+                fix="Raise resources.time, or save checkpoints and let new attempts go on from them: retry.max, and "
+                "retry.on: [time_limit].",
                 at=time.time(),
             )
         try:

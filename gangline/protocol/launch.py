@@ -91,8 +91,9 @@ class LaunchPlan:
     training: dict[str, Any] | None = None
     """Of a `recipe` or `entry`: the plan file (`trainer.plan`) as the service made it, without this node's folders."""
     shared_folder_id: str | None = None
-    """Of a `recipe` or `entry`: the shared folder that all its nodes told of, where its checkpoints belong. None: they
-    did not all tell of the same one, so each node keeps its checkpoints to itself."""
+    """Of a `recipe` or `entry`: the shared folder where its checkpoints belong; a node that has another one must not
+    start. It is where the job's checkpoints lie, at first the one that all its nodes tell of. None: each node keeps its
+    checkpoints to itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from service.domain.text import UNSTORABLE
+from trainer.plan.training_plan import MAX_KEPT
 
-MAX_RESUME_POINTS: Final = 10
-"""Accepted checkpoints that an attempt is told of: the newest, and older ones for the case that it is broken."""
+MAX_RESUME_POINTS: Final = MAX_KEPT
+"""Accepted checkpoints that an attempt is told of: to resume from one, and to delete those that are too old."""
 MAX_PATH_LENGTH: Final = 500
 MAX_NOTICE_LENGTH: Final = 2_000
 

@@ -42,6 +42,8 @@ class Cause:
     signal: str | None = None
     error: ErrorRecord | None = None
     note: str = ""
+    is_unasked: bool = False
+    """Somebody other than the service stopped it."""
 
 
 _INTENT_OUTCOMES: Final = {
@@ -99,7 +101,8 @@ def decide_outcome(
             outcome=Outcome.NODE_LOST, detail=f"{names} gave no sign of life", node_name=lost[0].node_name, note=note
         )
     if result == "preempted" or (primary is not None and primary.has_made_room):
-        return Cause(outcome=Outcome.PREEMPTED, detail="a signal from outside asked it to make room", note=note)
+        detail = "a signal from outside asked it to make room"
+        return Cause(outcome=Outcome.PREEMPTED, detail=detail, note=note, is_unasked=True)
     if primary is not None:
         return primary.peer_loss_cause(note)
     missing = [ending for ending in endings if ending.report is None]
@@ -116,8 +119,8 @@ def decide_outcome(
 
 
 def _unfinished(endings: Sequence[NodeEnding], note: str) -> Cause:
-    """All ranks ended with 0, but the loop did not say that the training is done: the user's code left."""
-    ending = next(one for one in endings if one.report is not None and one.report.result is None)
+    """All ranks ended with 0, but not all nodes say that the training is done: the user's code left."""
+    ending = min(endings, key=lambda one: (one.report is None or one.report.result is not None, one.node_rank))
     rank = min((one.rank for one in ending.report.ranks), default=None) if ending.report else None
     return Cause(
         outcome=Outcome.USER_ERROR,

@@ -80,7 +80,8 @@ OUTCOME_RULES: Final[Mapping[Outcome, OutcomeRule]] = {
     ),
     Outcome.TIME_LIMIT: _user(
         "The job reached its time limit: {detail}",
-        "Raise resources.time, or save checkpoints and continue from the last one.",
+        "Raise resources.time, or save checkpoints and let new attempts go on from them: retry.max, and retry.on: "
+        "[time_limit].",
     ),
     Outcome.CANCELLED: OutcomeRule(
         job_state=JobState.CANCELLED,
@@ -149,15 +150,17 @@ def retry_verdict(
     num_charged: int,
     num_pool_retries: int,
     num_same: int = 0,
+    is_unasked: bool = False,
 ) -> RetryVerdict:
     """Whether an attempt that ended with `outcome` is followed by another one. Pure.
 
     `exit_code` is that of the first failing rank; `num_charged` and `num_pool_retries` count the retries so far,
-    `num_same` the job's earlier attempts with this very outcome.
+    `num_same` the job's earlier attempts with this very outcome. `is_unasked`: somebody other than the service stopped
+    it, which may go on for ever, so that it counts as the pool's fault does.
     """
     rule = OUTCOME_RULES[outcome]
     if rule.is_retried:
-        is_pool_retry = rule.fault is Fault.POOL
+        is_pool_retry = rule.fault is Fault.POOL or is_unasked
         if is_pool_retry and num_pool_retries >= POOL_RETRY_LIMIT:
             return _no_retry(f"{num_pool_retries} attempts ended by the pool's fault: giving up")
         if rule.retry_limit is not None and num_same >= rule.retry_limit:

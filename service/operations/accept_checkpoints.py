@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from service.db.session import Write
@@ -30,6 +30,8 @@ from trainer.plan.training_plan import ResumePoint
 
 MAX_NOTICES_TOLD: Final = 50
 """Notices that one job may leave among its events."""
+MAX_CHECKPOINTS_KNOWN: Final = 1_000
+"""Rows of one job, removed ones too: older ones are forgotten, long after anything could resume from them."""
 
 
 def apply_trainer_events(tx: Write, attempt_id: int, reported: Sequence[TrainerEvent]) -> dict[str, int]:
@@ -52,6 +54,8 @@ def apply_trainer_events(tx: Write, attempt_id: int, reported: Sequence[TrainerE
             _forget_path(tx, attempt.job_id, event.path)
         else:
             _tell(tx, attempt, event)
+    if any(isinstance(event, CheckpointWritten) for event in reported):
+        _forget_oldest(tx, attempt.job_id)
     if any(not isinstance(event, Notice) for event in reported):
         tx.connection.execute(update(jobs).where(jobs.c.id == attempt.job_id).values(version=jobs.c.version + 1))
         tx.wake(f"job:{attempt.job_id}")
@@ -86,6 +90,13 @@ def _accept(tx: Write, attempt: Any, event: CheckpointWritten) -> None:
     tx.connection.execute(statement.on_conflict_do_update(index_elements=["job_id", "path"], set_=values))
 
 
+def _forget_oldest(tx: Write, job_id: int) -> None:
+    """A job that tells of one at every step must not fill the table, nor slow down whoever looks for the newest."""
+    of_job = select(checkpoints.c.id).where(checkpoints.c.job_id == job_id)
+    newest_to_go = of_job.order_by(checkpoints.c.id.desc()).offset(MAX_CHECKPOINTS_KNOWN).limit(1).scalar_subquery()
+    tx.connection.execute(delete(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.id <= newest_to_go))
+
+
 def _forget_path(tx: Write, job_id: int, path: str) -> None:
     tx.connection.execute(
         update(checkpoints)
@@ -96,7 +107,13 @@ def _forget_path(tx: Write, job_id: int, path: str) -> None:
 
 def _tell(tx: Write, attempt: Any, notice: Notice) -> None:
     num_told = tx.connection.execute(
-        select(func.count()).select_from(events).where(events.c.job_id == attempt.job_id, events.c.kind == "notice")
+        select(func.count())
+        .select_from(events)
+        .where(
+            events.c.job_id == attempt.job_id,
+            events.c.attempt_number == attempt.number,
+            events.c.kind == "notice",
+        )
     ).scalar_one()
     if num_told < MAX_NOTICES_TOLD:
         add_event(tx, "notice", actor="trainer", job_id=attempt.job_id, attempt_number=attempt.number, text=notice.text)
@@ -120,25 +137,34 @@ def forget_checkpoints(tx: Write, job_id: int) -> int:
 
 
 def choose_start(tx: Write, attempt_id: int, job_id: int) -> None:
-    """Decide, once for all nodes of an attempt, what it resumes from and where its own checkpoints will lie."""
+    """Decide, once for all nodes of an attempt, what it resumes from and where its own checkpoints will lie.
+
+    A job with checkpoints stays where the newest of them lies, whatever its nodes tell by now: a folder that has come
+    or gone since would be looked into in vain.
+    """
     rows = tx.connection.execute(
-        select(checkpoints.c.path, checkpoints.c.step)
+        select(checkpoints.c.path, checkpoints.c.step, checkpoints.c.shared_folder_id)
         .where(checkpoints.c.job_id == job_id, checkpoints.c.removed_at.is_(None))
         .order_by(checkpoints.c.step.desc(), checkpoints.c.id.desc())
         .limit(MAX_RESUME_POINTS)
     ).all()
+    shared_folder_id = rows[0].shared_folder_id if rows else _folder_of_nodes(tx, attempt_id)
+    points = [{"path": row.path, "step": row.step} for row in rows if row.shared_folder_id == shared_folder_id]
+    tx.connection.execute(
+        update(attempts)
+        .where(attempts.c.id == attempt_id)
+        .values(resume_from=json.dumps(points, ensure_ascii=False), shared_folder_id=shared_folder_id)
+    )
+
+
+def _folder_of_nodes(tx: Write, attempt_id: int) -> str | None:
+    """The shared folder that all nodes of an attempt tell of; None when there is none."""
     folders = tx.connection.execute(
         select(nodes.c.name, nodes.c.shared_folder_id)
         .join(attempt_nodes, attempt_nodes.c.node_id == nodes.c.id)
         .where(attempt_nodes.c.attempt_id == attempt_id)
     )
-    home = CheckpointHome.of_nodes({row.name: row.shared_folder_id for row in folders})
-    points = [{"path": row.path, "step": row.step} for row in rows]
-    tx.connection.execute(
-        update(attempts)
-        .where(attempts.c.id == attempt_id)
-        .values(resume_from=json.dumps(points, ensure_ascii=False), shared_folder_id=home.shared_folder_id)
-    )
+    return CheckpointHome.of_nodes({row.name: row.shared_folder_id for row in folders}).shared_folder_id
 
 
 def resume_points(stored: str | None) -> tuple[ResumePoint, ...]:

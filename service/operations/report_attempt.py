@@ -164,9 +164,12 @@ def _job_id(tx: Write, attempt_id: int) -> int:
 
 
 def _has_failed(report: NodeReport) -> bool:
-    return report.failure is not None or any(
-        rank.signal is not None or rank.exit_code not in (0, None) for rank in report.ranks
-    )
+    if report.failure is not None:
+        return True
+    if report.result is not None:
+        # All ranks of the gang came to the end together: an abort in teardown, or 75, must not get the peers stopped.
+        return False
+    return any(rank.signal is not None or rank.exit_code not in (0, None) for rank in report.ranks)
 
 
 def _note_clock(tx: Write, row: Row[Any], report: NodeReport) -> None:

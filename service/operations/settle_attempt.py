@@ -80,6 +80,7 @@ def settle_attempt(tx: Write, attempt_id: int) -> None:
         num_charged=job.num_charged_retries,
         num_pool_retries=job.num_pool_retries,
         num_same=_num_ended_as(tx, job.id, cause.outcome),
+        is_unasked=cause.is_unasked,
     )
     told = describe_cause(cause, job.id, endings)
     move_attempt(

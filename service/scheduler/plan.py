@@ -7,11 +7,15 @@ job that does not start gets a reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from service.domain.reasons import Reason, ReasonCode
 from service.scheduler.placement import FreeNode, NodeShare, matches, place_gang
 from service.scheduler.world import NodeView, WaitingJob, World, queue_order
+
+_JOB: Final = "{job}"
+"""Stands for the id of the job in a reason that is found once for all jobs of a shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +59,13 @@ def plan(world: World, now: float) -> Plan:
                 places.append(Place(job_id=job.id, shares=shares))
                 continue
             refused[job.shape] = _why_not(world, free, job, has_placed=bool(places))
-        waits.append(Wait(job_id=job.id, reason=refused[job.shape]))
+        waits.append(Wait(job_id=job.id, reason=_for(job, refused[job.shape])))
     return Plan(places=tuple(places), waits=tuple(waits))
+
+
+def _for(job: WaitingJob, reason: Reason) -> Reason:
+    """A reason that holds for all jobs of a shape, with this one's id in its commands: never another job's."""
+    return replace(reason, fix=reason.fix.replace(_JOB, str(job.id))) if _JOB in reason.fix else reason
 
 
 def _back_off(seconds: float) -> Reason:
@@ -127,7 +136,7 @@ def _why_pinned(able: Sequence[NodeView], job: WaitingJob) -> Reason | None:
         here = {node.name for node in seeing}
         gone = [name for name in job.home.node_names if name not in here]
         away = ", ".join([*([away] if away else []), *(f"{name} cannot hold it any more" for name in gone)])
-    give_up = f"gang requeue {job.id} --from-start"
+    give_up = f"gang requeue {_JOB} --from-start"
     return Reason(
         code=ReasonCode.PINNED,
         text=f"It needs {_ask(job)}, and its last checkpoint lies {where}{f': {away}' if away else ''}.",

@@ -101,7 +101,7 @@ class ResourcesWire(WireModel, title="Resources"):
     cpus: Annotated[float, Field(gt=0, le=4_096, allow_inf_nan=False)] | None = None
     """CPU cores on each node. Default: one per GPU."""
     memory: Size | None = None
-    """Memory on each node, such as 32GiB or 500MB; a number is bytes."""
+    """Memory on each node, such as 32GiB or 500MB; a number is bytes. Whoever takes more ends."""
     time: Annotated[Duration, Field(gt=0)] | None = None
     """Time limit of one attempt, such as 4h or 1h30m; a number is seconds."""
 

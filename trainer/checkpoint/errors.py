@@ -44,7 +44,7 @@ class NoUsableCheckpoint(RuntimeError):
     def __init__(self, reasons: list[str]) -> None:
         super().__init__(
             f"none of the job's {len(reasons)} checkpoints can be used: {' '.join(reasons)} "
-            "Restore one of them, or submit the job anew to start from nothing."
+            "Restore one of them, or start from nothing: gang requeue JOB --from-start, or submit the job anew."
         )
 
 

@@ -19,6 +19,8 @@ from trainer.plan.problem import PlanError, PlanProblem
 from trainer.plan.recipe_catalog import check_recipe
 
 PLAN_VERSION: Final = 1
+MAX_KEPT: Final = 100
+"""Largest `checkpoint.keep`: an attempt is told of as many, so that it knows which to delete."""
 OPTIMIZERS: Final = ("adamw", "sgd")
 SCHEDULES: Final = ("constant", "linear", "cosine")
 
@@ -245,6 +247,13 @@ def _number_rule(spec: TrainingSpec) -> Iterator[PlanProblem]:
             yield PlanProblem(key=f"{part}.{name}", message=f"is {value}.", fix=f"Use a number of {bound}.")
 
 
+def _keep_rule(spec: TrainingSpec) -> Iterator[PlanProblem]:
+    if spec.checkpoint.keep > MAX_KEPT:
+        yield PlanProblem(
+            key="checkpoint.keep", message=f"is {spec.checkpoint.keep}.", fix=f"Use a number of at most {MAX_KEPT}."
+        )
+
+
 def _word_rule(spec: TrainingSpec) -> Iterator[PlanProblem]:
     for name, value, choices in (
         ("optimizer", spec.train.optimizer, OPTIMIZERS),
@@ -270,6 +279,7 @@ _RULES: Final[tuple[Callable[[TrainingSpec], Iterator[PlanProblem]], ...]] = (
     _recipe_rule,
     _length_rule,
     _number_rule,
+    _keep_rule,
     _word_rule,
     _warmup_rule,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from service.operations import append_stream
+from service.operations import accept_checkpoints, append_stream
 from service.operations.accept_checkpoints import MAX_NOTICES_TOLD
 from service.operations.report_attempt import open_part
 from tests.integration.service.api_server import Api, FakeNode, Supervisor
@@ -114,6 +114,21 @@ def test_a_removed_checkpoint_is_no_resume_point_any_more(api: Api) -> None:
     part.tell(removed, removed, {**removed, "path": "attempt-1/unknown"})
 
     assert api.checkpoints(job_id) == [30, 20]
+
+
+def test_a_job_that_tells_of_ever_more_checkpoints_does_not_fill_the_table(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accept_checkpoints, "MAX_CHECKPOINTS_KNOWN", 5)
+    other, (kept,) = running(api, api.node("node-1", slots=1))
+    kept.checkpoint(1)
+    job_id, (part,) = running(api, api.node("node-2"))
+    for step in range(1, 9):
+        part.checkpoint(step)
+    part.tell({"kind": "checkpoint_removed", "path": f"attempt-{part.attempt_id}/step-00000001"})
+
+    assert (api.checkpoints(job_id), api.checkpoints(other)) == ([8, 7, 6, 5, 4], [1])
+    assert len(api.snapshot()["checkpoints"]) == 6
 
 
 @pytest.mark.parametrize(
@@ -316,6 +331,25 @@ def test_a_checkpoint_on_a_node_pins_the_job_to_it_until_it_is_back(api: Api) ->
     assert api.start(job_id, first)[0].plan["training"]["resume_from"][0]["step"] == 10
 
 
+@pytest.mark.parametrize(("before", "after"), [(None, "nfs"), ("nfs", None), ("nfs", "other")])
+def test_a_job_stays_where_its_checkpoints_lie_when_a_shared_folder_comes_or_goes(
+    api: Api, before: str | None, after: str | None
+) -> None:
+    """Else its ranks would look for them in a folder that never held them."""
+    node = seeing(api, "node-1", before)
+    job_id, (part,) = running(api, node, retry={"max": 1})
+    part.checkpoint(10)
+    part.ended(65)
+    assert api.place() == 1
+    node.inventory["shared_folder_id"] = after  # its agent is started anew between the placement and the claim
+    node.beat()
+
+    plan = node.claim(api.attempt_id(job_id)).plan
+
+    assert [point["step"] for point in plan["training"]["resume_from"]] == [10]
+    assert (plan["shared_folder_id"], plan["training"]["is_checkpoint_root_shared"]) == (before, before is not None)
+
+
 def test_a_training_without_a_checkpoint_starts_anywhere(api: Api) -> None:
     job_id, (part,) = running(api, api.node("node-1"))
     lose(api, part)
@@ -443,6 +477,20 @@ def test_a_training_that_finished_while_it_was_asked_to_make_room_has_succeeded(
     api.requeue(job_id)
     part.ended(0, result="succeeded")
     assert api.job(job_id)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [({"signal": "SIGABRT", "result": "succeeded"}, "succeeded"), ({"code": 75, "result": "preempted"}, "preempted")],
+)
+def test_a_node_whose_ranks_came_to_the_end_gets_no_peer_stopped(api: Api, end: dict[str, Any], outcome: str) -> None:
+    job_id, (first, second) = running(api, api.node("node-1", slots=1), api.node("node-2", slots=1), **GANG)
+
+    first.ended(**end)
+
+    assert (api.job(job_id)["state"], second.directive()["stop"]) == ("running", None)
+    second.ended(**end)
+    assert api.job(job_id)["cause"]["outcome"] == outcome
 
 
 def test_a_second_hang_of_a_job_ends_it(api: Api) -> None:

@@ -233,6 +233,12 @@ TRAINED: dict[str, Case] = {
         "time_limit", node(1, rank(0, 75, **STOPPED), result="preempted"), intent=StopIntent.TIME_LIMIT
     ),
     "a cancel": case("cancelled", node(1, rank(0, 76), result="cancelled"), intent=StopIntent.CANCEL),
+    "all end with 0, with a result that nobody asked for": case(
+        "user_error", node(1, rank(0), result="cancelled"), rank=0, exit_code=0, says="before the training was done"
+    ),
+    "all end with 0, and the nodes' results differ": case(
+        "user_error", node(1, rank(0), result="succeeded"), node(2, rank(1), result="preempted"), exit_code=0
+    ),
     "a hang, found by the watchdog": case(
         "hang", node(1, rank(0, **STOPPED), rank(1, **STOPPED), failure=failure("hang", "rank 1 stands", rank=1)),
         rank=1, node_name="node-1", says="rank 1 stands",

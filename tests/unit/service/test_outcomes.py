@@ -140,6 +140,21 @@ def test_retry_on_names_the_outcomes_that_are_retried(on: tuple[str, ...], outco
     assert (found.is_due, found.is_charged) == (is_due, is_due)
 
 
+def test_making_room_for_nobody_of_ours_is_tried_again_as_often_as_a_fault_of_the_pool() -> None:
+    def unasked(num_pool_retries: int) -> RetryVerdict:
+        return retry_verdict(
+            Outcome.PREEMPTED, 75, RetrySpec(), num_charged=0, num_pool_retries=num_pool_retries, is_unasked=True
+        )
+
+    assert unasked(0).is_due and unasked(0).is_pool_retry and not unasked(0).is_charged
+    assert not unasked(POOL_RETRY_LIMIT).is_due
+
+
+def test_who_reaches_the_time_limit_is_told_the_keys_that_let_it_go_on() -> None:
+    assert verdict(Outcome.TIME_LIMIT, None, max=1, on=("time_limit",)).is_due
+    assert "retry.on: [time_limit]" in OUTCOME_RULES[Outcome.TIME_LIMIT].fix
+
+
 def test_retries_for_the_pools_fault_leave_the_users_budget_alone() -> None:
     assert verdict(Outcome.USER_ERROR, 1, charged=0, pool=9, max=1).is_due
     assert verdict(Outcome.NODE_LOST, charged=1, pool=0, max=1).is_due

@@ -186,6 +186,13 @@ def test_the_fix_of_a_pinned_job_is_the_command_that_frees_it() -> None:
     assert "gang requeue 7 --from-start" in wait.reason.fix
 
 
+def test_jobs_that_share_a_verdict_are_each_told_the_command_for_themselves() -> None:
+    """Else the owner of one would give up the progress of another."""
+    nodes = (node(1, blocked="lost"), node(2))
+    waits = plan(World(nodes=nodes, waiting=(job(7, home=home(1)), job(8, home=home(1)))), NOW).waits
+    assert [f"gang requeue {wait.job_id} --from-start" in wait.reason.fix for wait in waits] == [True, True]
+
+
 def test_jobs_of_one_shape_that_are_pinned_to_different_nodes_do_not_share_a_verdict() -> None:
     nodes = (node(1, 0, taken=1), node(2, 1))
     queue = (job(1, home=home(1)), job(2, home=home(2)))

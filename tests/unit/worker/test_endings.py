@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gangline.protocol.pulse import Phase
 from worker.endings import RESULT_PATIENCE_SECONDS, Ending, judge_ending
+from worker.node_report import read_result
 
 SIGABRT = 6
 CASES: dict[str, tuple[int, dict[str, Any], Ending]] = {
@@ -40,3 +42,18 @@ def test_an_end_is_fine_a_failure_or_open(name: str) -> None:
     }
 
     assert judge_ending(status, **{**values, **facts}) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ('{"outcome": "succeeded", "step": 3}', "succeeded"),
+        ('{"outcome": "failed"}', None),
+        ('{"outcome": ', None),
+        ("[]", None),
+        ("[" * 60_000, None),  # the job's own code can write there, and must not bring its supervisor down
+    ],
+)
+def test_a_result_is_read_or_there_is_none(tmp_path: Path, text: str, result: str | None) -> None:
+    (tmp_path / "result.json").write_text(text)
+    assert read_result(tmp_path) == result

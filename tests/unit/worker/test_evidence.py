@@ -114,7 +114,9 @@ def test_an_error_file_with_a_plain_string() -> None:
     assert error_of_file(b'{"message": "it broke"}') == ErrorRecord(type="Error", message="it broke", traceback="")
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"message": {}}', b'{"message": 3}', b"\xff"])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"{}", b'{"message": {}}', b'{"message": 3}', b"\xff", b"[" * 60_000]
+)
 def test_an_error_file_that_is_none_says_nothing(data: bytes) -> None:
     assert error_of_file(data) is None
 

@@ -75,6 +75,13 @@ def test_the_service_says_whether_checkpoints_lie_in_the_shared_folder() -> None
         checkpoint_root(shared, Path("/data"), None)
 
 
+def test_a_node_with_another_shared_folder_than_the_plan_counts_on_does_not_start() -> None:
+    shared = {"training": a_training(is_checkpoint_root_shared=True)}
+    assert checkpoint_root(a_recipe(**shared, shared_folder_id="x"), Path("/data"), SHARED).is_shared
+    with pytest.raises(NoSharedFolderError, match=r"has the shared folder x \(/mnt/all\), and the plan counts on y"):
+        checkpoint_root(a_recipe(**shared, shared_folder_id="y"), Path("/data"), SHARED)
+
+
 def test_the_plan_file_is_the_services_plan_with_this_nodes_folder(tmp_path: Path) -> None:
     root = CheckpointRoot(folder=tmp_path / "jobs" / "12" / "checkpoints", is_shared=False)
     plan = fill_plan(a_training(), 4, root)
