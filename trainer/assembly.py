@@ -44,6 +44,7 @@ def assemble_task(
     seed_all(derive(plan.train.seed, "init"))
     model = _model_of(task).to(mesh.device)
     feed = Feed(task, plan, mesh)
+    _check_same_data(mesh, feed)
     parallel = replicate(model, plan.parallel, mesh)
     optimizer = task.optimizer(parallel.inner) if task.optimizer else build_optimizer(parallel.inner, plan.train)
     checkpointer = None
@@ -65,6 +66,16 @@ def assemble_task(
         world_size=mesh.world_size,
     )
     return Subject(task=task, model=parallel, optimizer=optimizer, feed=feed, checkpointer=checkpointer, speed=speed)
+
+
+def _check_same_data(mesh: Mesh, feed: Feed) -> None:
+    """Ranks that count differently would wait for each other: a folder that is still being filled, say."""
+    by_rank = mesh.gather(feed.sizes)
+    if len(set(by_rank)) > 1:
+        told = "; ".join(f"rank {rank}: {train} and {held_out}" for rank, (train, held_out) in enumerate(by_rank))
+        raise ConfigError(
+            f"the ranks see different data (samples and held-out samples: {told}). Let each build the same dataset."
+        )
 
 
 def _model_of(task: TrainTask) -> nn.Module:

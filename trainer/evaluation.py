@@ -47,14 +47,16 @@ class Evaluator:
         names = ["loss", *self.task.metrics]
         sums = torch.zeros(len(names), dtype=torch.float64, device=self.mesh.device)
         counts = torch.zeros_like(sums)
-        was_training = self.model.inner.training
+        # Module by module: a part that the user keeps in evaluation mode (a frozen backbone) must stay there.
+        modes = [(module, module.training) for module in self.model.inner.modules()]
         self.model.inner.eval()
         try:
             with torch.no_grad():
                 if not self._run_rounds(batches, num_batches, sums, counts):
                     return None
         finally:
-            self.model.inner.train(was_training)
+            for module, was_training in modes:
+                module.training = was_training
         totals = self.mesh.sum([*sums.tolist(), *counts.tolist()])
         pairs = zip(names, totals[: len(names)], totals[len(names) :], strict=True)
         return {name: total / count if count else float("nan") for name, total, count in pairs}
@@ -86,8 +88,9 @@ class Evaluator:
             value, counted = checked_loss(self.task.loss(output, target))
             others = [metric(output, target) for metric in self.task.metrics.values()]
         num = micro.num_samples
-        sums[0] += value if counted is not None else value * num
+        wide = value.to(torch.float64)
+        sums[0] += wide if counted is not None else wide * num
         counts[0] += num if counted is None else counted
         for index, other in enumerate(others, start=1):
-            sums[index] += other * num
+            sums[index] += torch.as_tensor(other).to(sums).reshape(()) * num
             counts[index] += num

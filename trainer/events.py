@@ -20,7 +20,7 @@ from typing import Any, Final
 
 MAX_WAITING: Final = 1_000
 """Progress lines that wait for the disk; beyond it the oldest one is dropped."""
-CLOSE_SECONDS: Final = 10.0
+CLOSE_SECONDS: Final = 5.0
 
 Offset = Callable[[], int | None]
 """Bytes of the events file up to the end of a record; None until it is written."""

@@ -6,6 +6,7 @@ A gloo abort in teardown would mask the user's exception, so a failing rank writ
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -93,5 +94,6 @@ def die(error: BaseException, environment: Mapping[str, str]) -> NoReturn:
 def leave_with(code: int) -> NoReturn:
     """Flush and end this process at once, without teardown."""
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError):  # a full disk takes no more, and changes nothing
+            stream.flush()
     os._exit(code)

@@ -50,6 +50,19 @@ class Feed:
         assert train.epochs is not None, "a plan says steps or epochs"
         return math.ceil(train.epochs * len(self._task.data) / train.batch_size)
 
+    def go_to(self, position: Position) -> None:
+        """Count the steps that are left from a restored position: the batch size may be another one by now."""
+        train = self._plan.train
+        if train.epochs is not None and position.step:
+            samples_left = max(0, train.epochs * len(self._task.data) - position.samples_seen)
+            self.total_steps = position.step + math.ceil(samples_left / train.batch_size)
+
+    @property
+    def sizes(self) -> tuple[int | None, int | None]:
+        """Samples and held-out samples; None where there are none, or no number."""
+        held_out = self._task.eval_data
+        return None if self._is_iterable else len(self._task.data), None if held_out is None else len(held_out)
+
     @property
     def has_evaluation(self) -> bool:
         """Whether there is held-out data."""

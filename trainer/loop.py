@@ -25,7 +25,7 @@ from trainer.checkpoint_schedule import CheckpointSchedule
 from trainer.data.batches import StepBatches
 from trainer.evaluation import Evaluator
 from trainer.events import EventWriter
-from trainer.failure import NonFiniteLossError, PeerFailedError
+from trainer.failure import ConfigError, NonFiniteLossError, PeerFailedError
 from trainer.feed import Feed
 from trainer.mesh import Mesh, tighten_timeout
 from trainer.optimizers import lr_factor, set_lr
@@ -94,6 +94,10 @@ class Training:
         self._subject, self._around, self._mesh = subject, around, around.mesh
         self._feed = subject.feed
         self._base_lrs = [float(group["lr"]) for group in subject.optimizer.param_groups]
+        self._settings = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in subject.optimizer.param_groups
+        ]
         self._stepper = Stepper(
             subject.task,
             subject.model,
@@ -116,7 +120,8 @@ class Training:
         self._window = Window(self._mesh.device)
         self._times = StepTimes()
         self._next_sync = 1
-        self._agreed_step = 0
+        self._evaluated_step = -1
+        self._has_ended = False
         self._said_at = -SAY_SECONDS
 
     def run(self) -> Ending:
@@ -158,8 +163,17 @@ class Training:
                 if ending is not None:
                     return ending
                 begun_at = time.perf_counter()
-        # Data that ended by itself may have ended between two agreements.
-        return self._between_steps() if self._agreed_step != self._position.step else None
+        return self._end_of_data()
+
+    def _end_of_data(self) -> Ending | None:
+        """After the last step. An iterable dataset may have ended before it was due, between two agreements."""
+        step, total = self._position.step, self._feed.total_steps
+        if step == 0:
+            raise ConfigError("the training data ended before its first step: some rank had too few samples for one.")
+        self._has_ended = True
+        if step < total:
+            self._around.events.notice(f"The training data ended at step {step} of {total}.")
+        return self._between_steps() if self._window.num_steps else None
 
     def _update(self, batches: StepBatches, *, wants_norm: bool) -> None:
         step, task = self._position.step, self._subject.task
@@ -185,22 +199,24 @@ class Training:
     def _between_steps(self) -> Ending | None:
         """Agree, and do what was agreed. An ending: leave."""
         agreed = self._agree()
-        step = self._agreed_step = self._position.step
+        step = self._position.step
         if agreed.is_not_finite:
             self._raise_not_finite()
         self._next_sync = step + sync_interval(agreed.step_seconds)
-        every, is_last = self._train.report_every, self._feed.is_last(step)
-        if every is None or step % every == 0 or is_last:
+        every, is_last = self._train.report_every, self._feed.is_last(step) or self._has_ended
+        if every is None or step % every == 0 or is_last or agreed.is_stop:
             self._report(agreed)
         self._checkpoints.follow(is_finished=agreed.is_checkpoint_finished, has_failed=agreed.is_checkpoint_failed)
         if agreed.is_stop:
             return self._stop(is_final=agreed.is_stop_final)
         if is_last:
             return None
+        away_since = time.perf_counter()
         if agreed.is_checkpoint_due or self._checkpoints.is_due(step):
             self._save(is_async=self._plan.checkpoint.is_async)
         if self._is_evaluation_due(step) and not self._evaluate():
             return self._stop(is_final=self._agreed_final())
+        self._window.leave_out(time.perf_counter() - away_since)
         return None
 
     def _agree(self) -> Agreed:
@@ -267,6 +283,7 @@ class Training:
             metrics = {f"val_{name}": value for name, value in values.items()}
             self._around.events.progress(step=step, total_steps=self._feed.total_steps, metrics=metrics)
             self._around.say(f"step {step}  " + " ".join(f"{name} {value:.5g}" for name, value in metrics.items()))
+            self._evaluated_step = step
         self._enter(Phase.TRAINING)
         return values is not None
 
@@ -278,7 +295,11 @@ class Training:
         if restored is None:
             return
         self._position = restored.position
-        self._agreed_step = self._position.step
+        self._feed.go_to(self._position)
+        if self._subject.task.optimizer is None:
+            # The plan says how it is trained, also where a checkpoint was made with other settings.
+            for group, settings in zip(self._subject.optimizer.param_groups, self._settings, strict=True):
+                group.update(settings)
         self._next_sync = self._position.step + 1
         text = f"Resumed at step {self._position.step} from {restored.path}, saved by {restored.world_size} ranks."
         self._around.say(text)
@@ -303,14 +324,16 @@ class Training:
         self._around.say(f"asked to stop: leaving at step {step}")
         if not is_final and step:
             self._save(is_async=False)
-        self._checkpoints.wait()
         self._enter(Phase.STOPPING)
+        self._checkpoints.wait()
         return Ending(outcome=Outcome.CANCELLED if is_final else Outcome.PREEMPTED, step=step)
 
     def _finish(self) -> Ending:
         self._save(is_async=False)
+        self._enter(Phase.CHECKPOINT)
         self._checkpoints.wait()
-        if self._feed.has_evaluation and not self._evaluate():
+        is_evaluated = not self._feed.has_evaluation or self._evaluated_step == self._position.step
+        if not is_evaluated and not self._evaluate():
             return self._stop(is_final=self._agreed_final())
         self._enter(Phase.STOPPING)
         return Ending(outcome=Outcome.SUCCEEDED, step=self._position.step)

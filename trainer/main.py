@@ -75,8 +75,10 @@ def _train(plan: TrainingPlan, stop: StopFlag, pulse: Pulse, environment: Mappin
         with contextlib.suppress(RuntimeError):
             mesh.barrier()
         raise
+    finally:
+        # What was told of checkpoints must not be lost, whatever ended the training.
+        events.close()
     pulse.enter(Phase.ENDED, FLOOR_SECONDS[Phase.STOPPING])
-    events.close()
     return ending, mesh
 
 
@@ -108,7 +110,7 @@ def _path(environment: Mapping[str, str], name: str) -> Path | None:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):  # a full disk or a closed pipe ends the log, not the training
         print(text, flush=True)  # noqa: T201  # the rank's log
 
 

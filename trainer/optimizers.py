@@ -44,14 +44,14 @@ _OPTIMIZERS: Final[dict[str, Callable[[list[dict[str, Any]], TrainSettings], tor
 def lr_factor(step: int, total_steps: int, train: TrainSettings) -> float:
     """Factor on the learning rate at `step` (0 is the first) of `total_steps`. Pure.
 
-    Linear warm-up to 1, then constant, linear or a half cosine down to `final_lr_ratio` at the last step.
+    Linear warm-up to 1, then constant, linear or a half cosine down to `final_lr_ratio`, which the step after the last
+    one would have: a last step at 0 would change nothing.
     """
     if step < train.warmup_steps:
         return (step + 1) / train.warmup_steps
     if train.schedule == "constant":
         return 1.0
-    # The last step, total_steps - 1, stands at 1.
-    done = min(1.0, (step - train.warmup_steps) / max(1, total_steps - 1 - train.warmup_steps))
+    done = min(1.0, (step - train.warmup_steps) / max(1, total_steps - train.warmup_steps))
     falling = 1.0 - done if train.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return train.final_lr_ratio + (1.0 - train.final_lr_ratio) * falling
 

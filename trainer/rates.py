@@ -93,7 +93,7 @@ class StepTimes:
         return max(self._recent, default=0.0)
 
 
-def sync_interval(step_seconds: float, *, target_seconds: float = 0.5, most: int = 100) -> int:
+def sync_interval(step_seconds: float, *, target_seconds: float = 0.5, most: int = 20) -> int:
     """Steps between two agreements of the ranks, so that they come about every `target_seconds`. Pure."""
     if step_seconds <= 0.0:
         return 1

@@ -76,10 +76,11 @@ class Stepper:
                 self._check_unused(value)
                 # In the precision of the loss: a Python float, not a tensor, keeps its dtype.
                 (value * weight).backward()
-            part = torch.as_tensor(micro.num_samples if counted is None else counted).to(count)
-            share = part if counted is None else float(micro.num_samples > 0)
+            # Plain numbers go along with the kernel: a tensor made of one would be copied, and waited for, on a GPU.
+            share = float(micro.num_samples) if counted is None else float(micro.num_samples > 0)
             loss_sum += value.detach().to(torch.float64) * share
-            count += part if micro.num_samples else 0.0
+            if micro.num_samples:
+                count += micro.num_samples if counted is None else counted
             self._moved()
         if is_counted:
             self._divide_by_global(count)
@@ -139,4 +140,4 @@ def checked_loss(value: Any) -> tuple[torch.Tensor, torch.Tensor | float | None]
         raise ConfigError(f"the task's loss returned {what}; return one value: a mean over the batch, or (sum, count).")
     if count is not None and not isinstance(count, torch.Tensor | int | float):
         raise ConfigError(f"the task's loss returned (sum, {type(count).__name__}); the count must be a number.")
-    return loss.reshape(()), count
+    return loss.reshape(()), count.reshape(()) if isinstance(count, torch.Tensor) else count

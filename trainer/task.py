@@ -36,7 +36,8 @@ class TrainTask:
     metrics: Mapping[str, Callable[[Any, Any], torch.Tensor | float]] = field(default_factory=dict)
     """Further values of the evaluation by name, metric(output, target): each a mean over the samples of a batch."""
     forward: Callable[[nn.Module, Any], Any] | None = None
-    """forward(model, batch) instead of `model(inputs)`."""
+    """forward(model, batch) instead of `model(inputs)`. Call the model itself: only `model(…)`, not a method of it,
+    exchanges gradients between ranks."""
     collate: Callable[[list[Any]], Any] | None = None
     """Makes a batch of samples. None: as torch's DataLoader does."""
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None

@@ -30,6 +30,15 @@ class Window:
         self._num_steps, self._num_samples, self._data_seconds = 0, 0, 0.0
         self._begun_at = time.perf_counter()
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of the window so far."""
+        return self._num_steps
+
+    def leave_out(self, seconds: float) -> None:
+        """So long nothing was trained: it is no time of the steps."""
+        self._begun_at += seconds
+
     def add(self, step: int, result: StepResult, batches: StepBatches) -> None:
         """A step was done."""
         self._loss_sum += result.loss_sum

@@ -25,7 +25,8 @@ _PEER_LOSS: Final = tuple(
         # TCPStore and rendezvous
         r"client socket has timed out after \d+ms",
         r"timed out after \d+ seconds waiting for clients",
-        r"(TCPStore|c10d|socket\.cpp|store).*(connection reset|broken pipe|connection closed|wait timeout|timed out)",
+        r"(\b(TCP|File|Prefix|Hash)Store\b|c10d|socket\.cpp).*"
+        r"(connection reset|broken pipe|connection closed|wait timeout|timed out)",
         r"recvValue failed|failed to recv, got 0 bytes|sendBytes failed|recvVector failed",
         r"DistStoreError|DistNetworkError(?!.*EADDRINUSE)",
         r"monitoredBarrier.*(timed out|failed)",

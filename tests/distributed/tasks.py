@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -157,6 +159,96 @@ def not_finite_on_rank_1() -> TrainTask:
     return TrainTask(model=lambda: nn.Linear(12, 5).double(), loss=loss, data=table())
 
 
+class Frozen(nn.Module):
+    """A backbone that stays in evaluation mode, and a head that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(12, 12), nn.Dropout(0.5)).double().eval().requires_grad_(False)
+        self.head = nn.Linear(12, 5).double()
+        self.modes: list[bool] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.modes.append(self.backbone.training)
+        output: torch.Tensor = self.head(self.backbone(inputs))
+        return output
+
+
+def frozen_backbone() -> TrainTask:
+    """Trains on top of it."""
+    return TrainTask(model=Frozen, loss=nn.functional.cross_entropy, data=table(), eval_data=table(9))
+
+
+def batch_norm_without_statistics() -> TrainTask:
+    """A BatchNorm that keeps no running statistics, so it uses those of the batch in evaluations too."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(12, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.ReLU(), nn.Linear(8, 5)
+        ).double()
+
+    return TrainTask(model=build, loss=nn.functional.cross_entropy, data=table(), eval_data=table(13))
+
+
+class Recomputed(nn.Module):
+    """Its middle is computed again in backward, in the old, reentrant way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = (nn.Linear(a, b).double() for a, b in ((12, 16), (16, 16), (16, 5)))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.utils.checkpoint.checkpoint(self.middle, self.first(inputs), use_reentrant=True)
+        output: torch.Tensor = self.last(hidden)
+        return output
+
+
+def recomputed() -> TrainTask:
+    """Trains it."""
+    return TrainTask(model=Recomputed, loss=nn.functional.cross_entropy, data=table())
+
+
+def longer_on_rank_1() -> TrainTask:
+    """The ranks see datasets of other lengths."""
+    return dataclasses.replace(mlp(), data=table(97 + torch.distributed.get_rank()))
+
+
+class EmptyStream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Nothing on rank 1."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        samples = table(0 if torch.distributed.get_rank() == 1 else 97)
+        return (samples[index] for index in range(len(samples)))
+
+
+def empty_stream() -> TrainTask:
+    """Trained on it."""
+    return dataclasses.replace(uneven_stream(), data=EmptyStream())
+
+
+SLOW_EVALUATION_SECONDS = 2.0
+
+
+def slow_evaluation() -> TrainTask:
+    """Its evaluation takes long, its steps do not."""
+
+    def wait(output: torch.Tensor, target: torch.Tensor) -> float:
+        time.sleep(SLOW_EVALUATION_SECONDS)
+        return 0.0
+
+    return dataclasses.replace(mlp(), eval_data=table(2), metrics={"wait": wait})
+
+
+def shaped_metric() -> TrainTask:
+    """Its metric and its count have a shape of one."""
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return nn.functional.cross_entropy(output, target, reduction="sum"), torch.tensor([len(target)])
+
+    metrics = {"shaped": lambda output, target: output.mean().reshape(1)}
+    return dataclasses.replace(mlp(), loss=loss, metrics=metrics)
+
+
 def seven_held_out() -> TrainTask:
     """Evaluated on 7 samples."""
     task = mlp()
@@ -178,6 +270,13 @@ TASKS: dict[str, Callable[[], TrainTask]] = {
     ),
     "recipe_mlp": _recipe("mlp", data="digits"),
     "recipe_resnet": _recipe("resnet", data="digits", norm="group", width=16),
+    "frozen_backbone": frozen_backbone,
+    "batch_norm_without_statistics": batch_norm_without_statistics,
+    "recomputed": recomputed,
+    "longer_on_rank_1": longer_on_rank_1,
+    "empty_stream": empty_stream,
+    "slow_evaluation": slow_evaluation,
+    "shaped_metric": shaped_metric,
     "seven_held_out": seven_held_out,
     "masked": masked,
     "batch_norm": batch_norm,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gangline.protocol.pulse import Pulse
-from tests.distributed.tasks import TASKS
+from tests.distributed.tasks import SLOW_EVALUATION_SECONDS, TASKS
 from tests.distributed.training_cases import Recorder, plan_for
 from tests.support.ranks import RankFailed, Ranks
 from trainer.assembly import assemble_task
@@ -44,6 +44,10 @@ def train(mesh: Mesh, task: str, plan: TrainingPlan) -> dict[str, Any]:
     buffers = {name: buffer.clone() for name, buffer in subject.model.inner.named_buffers()}
     return {
         "moved": moved,
+        "modes": getattr(subject.model.inner, "modes", []),
+        "steps": [one["step"] for one in events.records if one["kind"] == "progress" and "loss" in one["metrics"]],
+        "notices": [one["text"] for one in events.records if one["kind"] == "notice"],
+        "step_seconds": events.values("step_seconds"),
         "dtypes": {str(one.dtype) for one in after},
         "grad_norm": events.values("grad_norm"),
         "step": ending.step,
@@ -143,6 +147,67 @@ def test_a_compiled_model_trains_the_same_and_its_checkpoint_loads_uncompiled(tw
     second = two_ranks.run(train, "mlp", plan(6, compile=False))
 
     assert first[0]["loss"] + second[0]["loss"] == pytest.approx(whole[0]["loss"], rel=1e-9)
+
+
+def test_a_part_that_is_kept_in_evaluation_mode_stays_there_after_an_evaluation(two_ranks: Ranks) -> None:
+    settings = dataclasses.replace(TRAIN, steps=4, eval_every=2)
+
+    ended = two_ranks.run(train, "frozen_backbone", plan_for("frozen_backbone", 2, settings))
+
+    assert ended[0]["modes"] and not any(ended[0]["modes"])
+
+
+def test_ranks_with_other_numbers_of_batches_evaluate_a_batch_norm_without_statistics(two_ranks: Ranks) -> None:
+    task = "batch_norm_without_statistics"
+
+    ended = two_ranks.run(train, task, plan_for(task, 2, TRAIN), seconds=30)
+
+    assert ended[0]["val_loss"] == ended[1]["val_loss"] != []
+
+
+def test_reentrant_activation_checkpointing_is_not_taken_for_unused_parameters(two_ranks: Ranks) -> None:
+    ended = two_ranks.run(train, "recomputed", plan_for("recomputed", 2, TRAIN))
+
+    assert [one["step"] for one in ended] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("longer_on_rank_1", "the ranks see different data (samples and held-out samples: rank 0: 97 and 41; rank 1"),
+        ("empty_stream", "the training data ended before its first step"),
+    ],
+)
+def test_data_that_ranks_cannot_train_on_together_is_refused_at_once(two_ranks: Ranks, task: str, message: str) -> None:
+    with pytest.raises(RankFailed) as failure:
+        two_ranks.run(train, task, plan_for(task, 2, TRAIN), seconds=30)
+
+    assert failure.value.types == {0: "ConfigError", 1: "ConfigError"}
+    assert message in str(failure.value)
+
+
+def test_a_stream_that_ends_early_says_so_and_loses_no_report(two_ranks: Ranks) -> None:
+    settings = dataclasses.replace(TRAIN, steps=100)
+    plan = plan_for("uneven_stream", 2, settings)
+    plan = dataclasses.replace(plan, train=dataclasses.replace(plan.train, report_every=4))
+
+    ended = two_ranks.run(train, "uneven_stream", plan)[0]
+
+    assert ended["steps"] == [4, 8, 10]
+    assert ended["notices"] == ["The training data ended at step 10 of 100."]
+
+
+def test_metrics_and_counts_of_one_element_are_numbers(two_ranks: Ranks) -> None:
+    assert two_ranks.run(train, "shaped_metric", plan_for("shaped_metric", 2, TRAIN))[0]["step"] == 8
+
+
+def test_the_time_of_an_evaluation_is_no_time_of_the_steps(two_ranks: Ranks) -> None:
+    settings = dataclasses.replace(TRAIN, eval_every=4)
+
+    ended = two_ranks.run(train, "slow_evaluation", plan_for("slow_evaluation", 2, settings))[0]
+
+    assert len(ended["step_seconds"]) == 8
+    assert max(ended["step_seconds"][1:]) < SLOW_EVALUATION_SECONDS
 
 
 def test_deterministic_runs_give_the_same_bits(two_ranks: Ranks) -> None:

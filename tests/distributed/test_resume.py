@@ -145,6 +145,30 @@ def test_stopped_at_random_moments_it_ends_with_the_weights_of_one_never_stopped
         assert told == pytest.approx(unbroken.val_losses, rel=1e-10), where
 
 
+def test_epochs_end_after_as_many_samples_when_the_batch_size_changes(
+    ranks_of: dict[int, Ranks], tmp_path: Path
+) -> None:
+    first = ranks_of[2].run(run_until_step, "mlp", plan_of(tmp_path, "mlp", 2), 20)[0]
+
+    second = ranks_of[2].run(run_leg, "mlp", plan_of(tmp_path, "mlp", 2, batch_size=16), 0, None)[0]
+    third = ranks_of[2].run(run_leg, "mlp", plan_of(tmp_path, "mlp", 2, batch_size=16), 0, None)[0]
+
+    samples_left = 3 * 97 - 20 * 8
+    assert (first.step, second.step) == (20, 20 + -(-samples_left // 16))
+    assert (third.step, third.steps) == (second.step, []), "there is nothing left to train"
+
+
+def test_what_was_trained_before_a_stop_is_reported_with_it(ranks_of: dict[int, Ranks], tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "mlp", 2)
+    plan = dataclasses.replace(plan, train=dataclasses.replace(plan.train, report_every=4))
+
+    first = ranks_of[2].run(run_until_step, "mlp", plan, 6)[0]
+    second = ranks_of[2].run(run_until_step, "mlp", plan, 9)[0]
+
+    assert first.step > 4 and second.step > 8
+    assert (first.steps, second.steps) == ([4, first.step], [8, second.step])
+
+
 def test_o43_three_interruptions_each_resume_where_the_last_one_stopped(
     ranks_of: dict[int, Ranks], tmp_path: Path
 ) -> None:

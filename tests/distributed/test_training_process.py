@@ -201,6 +201,15 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_with_a_checkpoint(job: Job, 
     assert [event["step"] for event in job.events("checkpoint")] == [result["step"]]
 
 
+def test_a_full_log_disk_ends_the_log_and_not_the_training(tmp_path: Path) -> None:
+    alone = Job(tmp_path, 1)
+    (tmp_path / "log-0").symlink_to("/dev/full")
+    alone.start(plan_of(alone, steps=3))
+
+    assert alone.codes() == [0]
+    assert alone.result() == {"outcome": "succeeded", "step": 3}
+
+
 def test_a_cancelled_training_leaves_at_once_without_a_checkpoint(job: Job) -> None:
     job.start(plan_of(job, steps=100_000))
     job.wait_for(lambda event: (event["step"] or 0) >= 2)

@@ -71,7 +71,8 @@ class GlobalBatchNorm(_BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise (N, C, …) over N and … of all ranks."""
-        if not (self.training or self.running_mean is None):
+        if not self.training:
+            # Nothing is exchanged, with running statistics or without: ranks evaluate different numbers of batches.
             return super().forward(input)
         self._check_input_dim(input)
         output, mean, variance, count = _GlobalNorm.apply(

@@ -20,6 +20,8 @@ from trainer.parallel.batch_norm import has_batch_norm, synchronise_batch_norm
 from trainer.plan.parallel_plan import ParallelPlan
 
 MAX_NAMES_TOLD: Final = 20
+_OPAQUE_NODES: Final = ("CheckpointFunctionBackward",)
+"""Reentrant activation checkpointing: what is inside exists only in backward, so nothing can be said before."""
 
 
 class UnusedParametersError(RuntimeError):
@@ -49,7 +51,11 @@ class ParallelModel:
             return
         for buffer in self.inner.buffers():
             if buffer.numel():
-                dist.broadcast(buffer, src=0)
+                # NCCL takes contiguous tensors only.
+                shared = buffer.contiguous()
+                dist.broadcast(shared, src=0)
+                if shared is not buffer:
+                    buffer.copy_(shared)
 
 
 def replicate(model: nn.Module, plan: ParallelPlan, mesh: Mesh) -> ParallelModel:
@@ -73,7 +79,8 @@ def replicate(model: nn.Module, plan: ParallelPlan, mesh: Mesh) -> ParallelModel
 
 
 def unused_parameters(loss: torch.Tensor, model: nn.Module) -> list[str]:
-    """Names of the trainable parameters that `loss` does not depend on, from its graph: nothing is computed."""
+    """Names of the trainable parameters that `loss` does not depend on, from its graph: nothing is computed. None are
+    named where the graph cannot be followed."""
     used: set[int] = set()
     seen: set[object] = set()
     pending = [loss.grad_fn]
@@ -82,6 +89,8 @@ def unused_parameters(loss: torch.Tensor, model: nn.Module) -> list[str]:
         if node is None or node in seen:
             continue
         seen.add(node)
+        if node.name() in _OPAQUE_NODES:
+            return []
         variable = getattr(node, "variable", None)
         if variable is not None:
             used.add(id(variable))

@@ -177,6 +177,7 @@ def _world_rule(plan: ParallelPlan, world_size: int) -> Iterator[PlanProblem]:
 
 
 def _words_rule(plan: ParallelPlan, world_size: int) -> Iterator[PlanProblem]:
+    yield from _strategy_problems(plan.strategy, world_size)
     if plan.precision not in PRECISIONS:
         yield _choice("parallel.precision", plan.precision, PRECISIONS)
     if plan.activation_checkpointing not in ACTIVATION_CHECKPOINTING:

@@ -132,6 +132,9 @@ PEER_LOSS = (
     "RuntimeError: Connection reset by peer [c10d/TCPStore.cpp] TCPStore: Broken pipe",
 )
 NO_PEER_LOSS = (
+    "RuntimeError: feature store request timed out",
+    "RuntimeError: could not restore session: connection reset by peer",
+    "RuntimeError: object store: Broken pipe",
     "ValueError: boom",
     "ConnectionResetError: [Errno 104] Connection reset by peer",
     "TimeoutError: timed out waiting for the download",

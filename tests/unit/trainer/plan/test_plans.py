@@ -66,7 +66,7 @@ def test_a_strategy_that_no_code_runs_yet_is_refused_by_name(strategy: str) -> N
 @pytest.mark.parametrize("axis", ["pp", "dp_shard", "tp", "stages_per_rank", "micro_batches"])
 def test_an_axis_that_no_code_runs_yet_is_refused_by_name(axis: str) -> None:
     two: dict[str, Any] = {axis: 2}
-    plan = dataclasses.replace(ParallelPlan(), **two)
+    plan = dataclasses.replace(ParallelPlan(strategy="ddp"), **two)
 
     with pytest.raises(PlanError) as error:
         check_parallel_plan(plan, plan.world_size)
@@ -74,9 +74,14 @@ def test_an_axis_that_no_code_runs_yet_is_refused_by_name(axis: str) -> None:
     assert keys_of(error) == [f"parallel.{axis}"]
 
 
+def test_a_plan_file_that_names_a_strategy_that_no_code_runs_is_refused() -> None:
+    with pytest.raises(PlanError, match="fsdp is not run by this version"):
+        check_parallel_plan(ParallelPlan(strategy="fsdp", dp_replicate=2), 2)
+
+
 def test_a_plan_for_another_number_of_ranks_shows_the_product() -> None:
     with pytest.raises(PlanError, match=r"pp 1 × dp_replicate 4 × dp_shard 1 × tp 1 = 4 ranks, but 3 were started"):
-        check_parallel_plan(ParallelPlan(dp_replicate=4), 3)
+        check_parallel_plan(ParallelPlan(strategy="ddp", dp_replicate=4), 3)
 
 
 def test_all_problems_are_told_at_once() -> None:
