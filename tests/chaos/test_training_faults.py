@@ -29,7 +29,7 @@ from tests.support.wait import wait_until
 
 ENTRY = Path(__file__).parents[1] / "distributed" / "faulty_entry.py"
 NUM_RANKS = 2
-SECONDS = 120.0
+SECONDS = 180.0
 HANG_AFTER = "4s"
 MEMORY = "1536MiB"
 RIGHT_RANKS = 0.95
@@ -59,7 +59,7 @@ TIMES = [3, pytest.param(20, marks=pytest.mark.full)]
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Stack]:
-    with Stack(num_nodes=2, slots=2) as stack:
+    with Stack(num_nodes=2, slots=3) as stack:  # three trainings at once, each on one node or on two
         yield stack
 
 
@@ -80,15 +80,24 @@ def submit(
     )
 
 
+def first_ends(pool: Stack, job_ids: list[int]) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Job, outcome and cause of each job's first attempt, in the order in which they end."""
+    left = set(job_ids)
+
+    def ended() -> list[Any]:
+        query = "select job_id, outcome, cause from attempts where number = 1 and outcome is not null"
+        return [row for row in pool.sql(query) if row[0] in left]
+
+    while left:
+        for job_id, outcome, cause in wait_until(ended, SECONDS, lambda: pool.describe(min(left))):
+            left.remove(job_id)
+            yield job_id, outcome, json.loads(cause) if isinstance(cause, str) else cause
+
+
 def first_end(pool: Stack, job_id: int) -> tuple[str, dict[str, Any]]:
     """Outcome and cause of the job's first attempt, once it has ended."""
-
-    def ended() -> Any:
-        rows = pool.sql("select outcome, cause from attempts where job_id = :id and number = 1", id=job_id)
-        return rows[0] if rows and rows[0][0] else None
-
-    outcome, cause = wait_until(ended, SECONDS, lambda: pool.describe(job_id))
-    return outcome, json.loads(cause) if isinstance(cause, str) else cause
+    _, outcome, cause = next(first_ends(pool, [job_id]))
+    return outcome, cause
 
 
 def finish(pool: Stack, job_id: int) -> None:
@@ -103,63 +112,70 @@ def finish(pool: Stack, job_id: int) -> None:
 @pytest.mark.timeout(1800)
 def test_each_fault_is_classed_right_and_its_rank_is_named(pool: Stack, name: str, times: int) -> None:
     kind, draw = KINDS[name], random.Random(f"{name} {times}")
-    num_right = 0
+    injected = {}
     for number in range(times):
         rank, at = draw.randrange(NUM_RANKS), draw.randrange(20, 60)
         # Memory is held to its limit by node: on two of them each rank has its own.
-        num_nodes = 1 + number % 2
-        job_id = submit(pool, num_nodes=num_nodes, fault=kind.fault, rank=rank, at=at)
+        job_id = submit(pool, num_nodes=1 + number % 2, fault=kind.fault, rank=rank, at=at)
+        injected[job_id] = rank
 
-        outcome, cause = first_end(pool, job_id)
-
-        where = f"{name} {number}: rank {rank}, sample {at}, {num_nodes} nodes: {cause['sentence']}"
+    num_right = 0
+    for job_id, outcome, cause in first_ends(pool, list(injected)):
+        where = f"{name}: rank {injected[job_id]}: {cause['sentence']}"
         assert outcome == kind.outcome, f"{where}\n{pool.describe(job_id)}"
         assert kind.text in cause["sentence"], where
-        num_right += cause["rank"] == rank
-        finish(pool, job_id)
+        num_right += cause["rank"] == injected[job_id]
+        pool.cancel(job_id)  # or it may be started again
+
+    for job_id in injected:
+        pool.wait_end(job_id, SECONDS)
+    pool.assert_nothing_left()
     assert num_right >= RIGHT_RANKS * times, f"{num_right} of {times} ranks right"
 
 
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.timeout(1800)
 def test_a_killed_agent_ends_no_training(pool: Stack, times: int) -> None:
+    """Each of `times` trainings has an agent killed under it; three run at once."""
     draw = random.Random(times)
-    for _ in range(times):
-        job_id = submit(pool, num_nodes=2, steps=150, seconds=0.002)
+    ids = [submit(pool, num_nodes=2, steps=250, seconds=0.002) for _ in range(times)]
+    for job_id in ids:
         wait_for_step(pool, job_id, draw.randrange(1, 30))
         name = draw.choice(pool.node_names)
-
         pool.kill9(name)
         pool.start_agent(name)
 
-        job = pool.wait_end(job_id, SECONDS)
-        assert (job["state"], job["attempts"]) == ("succeeded", 1), pool.describe(job_id)
-        pool.assert_nothing_left()
+    ended = [pool.wait_end(job_id, SECONDS) for job_id in ids]
+    assert [(job["state"], job["attempts"]) for job in ended] == [("succeeded", 1)] * times
+    pool.assert_nothing_left()
 
 
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.timeout(1800)
 def test_sigterm_to_one_rank_in_an_evaluation_is_a_preemption_that_loses_no_step(pool: Stack, times: int) -> None:
     draw = random.Random(times)
-    for number in range(times):
-        job_id = submit(
+    ids = [
+        submit(
             pool,
             num_nodes=1 + number % 2,
             steps=12,
             train={"eval_every": 3, "report_every": 1},
-            eval_length=400,
+            eval_length=600,
             eval_seconds=0.02,
         )
+        for number in range(times)
+    ]
+    for job_id in ids:
         wait_for_phase(pool, job_id, "evaluation")
-
         kill(rank_pid(pool, job_id, draw.randrange(NUM_RANKS)), signal.SIGTERM)
 
-        outcome, _ = first_end(pool, job_id)
+    for job_id, outcome, _ in first_ends(pool, ids):
         assert outcome == "preempted", pool.describe(job_id)
+    for job_id in ids:
         job = pool.wait_end(job_id, SECONDS)
         assert (job["state"], job["attempts"]) == ("succeeded", 2), pool.describe(job_id)
         assert reported_steps(pool, job_id) == list(range(1, 13))
-        pool.assert_nothing_left()
+    pool.assert_nothing_left()
 
 
 @pytest.mark.parametrize("phase", ["training", "evaluation"])

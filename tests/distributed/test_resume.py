@@ -103,29 +103,31 @@ def is_equal(found: Tensors, expected: Tensors) -> bool:
     return all(torch.equal(found[name], one) for name, one in expected.items())
 
 
-NUM_MOMENTS = 20
+NUM_MOMENTS = [7, pytest.param(20, marks=pytest.mark.full)]
 PHASES = (Phase.RESTORING, Phase.EVALUATION, Phase.CHECKPOINT)
 
 
-def moments(phases: list[Phase], draw: random.Random) -> list[int]:
+def moments(phases: list[Phase], number: int, draw: random.Random) -> list[int]:
     """Moves at which to stop: one in the first step, one in each phase, the others at random."""
     first_step = phases.index(Phase.TRAINING) + 2
     one_of_each = [draw.choice([at for at, one in enumerate(phases, 1) if one is phase]) for phase in PHASES]
-    rest = [draw.randrange(1, len(phases)) for _ in range(NUM_MOMENTS - 1 - len(PHASES))]
+    rest = [draw.randrange(1, len(phases)) for _ in range(number - 1 - len(PHASES))]
     return [first_step, *one_of_each, *rest]
 
 
 @pytest.mark.parametrize("data_workers", [0, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("task", ["mlp", "mlp_with_dropout"])
+@pytest.mark.parametrize("num_moments", NUM_MOMENTS)
+@pytest.mark.timeout(600)
 def test_stopped_at_random_moments_it_ends_with_the_weights_of_one_never_stopped(
-    ranks_of: dict[int, Ranks], tmp_path: Path, task: str, data_workers: int
+    ranks_of: dict[int, Ranks], tmp_path: Path, task: str, data_workers: int, num_moments: int
 ) -> None:
     draw = random.Random(SEED)
     plan = plan_of(tmp_path / "unbroken", task, 2, data_workers=data_workers)
     unbroken = ranks_of[2].run(run_leg, task, plan, 0, None)[0]
     # With dropout a rank's masks are its own: only the same layout draws the same.
     continue_on = [2] if task == "mlp_with_dropout" else [2, 1, 3]
-    for moment, stop_at in enumerate(moments(unbroken.phases, draw)):
+    for moment, stop_at in enumerate(moments(unbroken.phases, num_moments, draw)):
         root = tmp_path / str(moment)
         plan = plan_of(root, task, 2, data_workers=data_workers)
         first = ranks_of[2].run(run_leg, task, plan, draw.randrange(2), stop_at)

@@ -168,23 +168,12 @@ def resource_prlimit(pid: int, num_bytes: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_DATA, (num_bytes, num_bytes))
 
 
-@pytest.mark.parametrize(
-    ("entry", "args", "message"),
-    [
-        ("absent:build", {}, "run.entry names the module absent, which is not in the job's code"),
-        ("mine:absent", {}, "mine has no function absent"),
-        ("mine:build", {"colour": "red"}, "run.args do not fit mine:build"),
-        ("mine:no_task", {}, "mine:no_task returned str; return a trainer.task.TrainTask"),
-    ],
-)
-def test_an_entry_that_gives_no_task_cannot_run_as_written(
-    tmp_path: Path, entry: str, args: dict[str, Any], message: str
-) -> None:
+def test_an_entry_that_gives_no_task_cannot_run_as_written(tmp_path: Path) -> None:
     alone = Job(tmp_path, 1)
-    alone.start(plan_of(alone, entry=entry, **args))
+    alone.start(plan_of(alone, entry="mine:no_task"))
 
     assert alone.codes() == [TrainerExit.CONFIG_ERROR]
-    assert message in alone.error(0)
+    assert "mine:no_task returned str; return a trainer.task.TrainTask" in alone.error(0)
 
 
 @pytest.mark.parametrize("phase", ["training", "evaluation"])

@@ -34,7 +34,7 @@ def pool() -> Iterator[Stack]:
         yield stack
 
 
-@pytest.mark.parametrize("grad_accum_steps", [1, 4])
+@pytest.mark.parametrize("grad_accum_steps", [4, pytest.param(1, marks=pytest.mark.full)])
 def test_after_each_step_both_nodes_hold_the_weights_of_one_process(
     pool: Stack, tmp_path: Path, grad_accum_steps: int
 ) -> None:

@@ -69,12 +69,14 @@ def test_an_mlp_reads_at_least_95_of_100_digits() -> None:
     assert found["accuracy"] >= 0.95, found
 
 
+@pytest.mark.full  # the same through a pool: tests/e2e/test_examples.py
 def test_a_resnet_18_reads_at_least_97_of_100_digits() -> None:
     found = trained("resnet", {"width": 16}, steps=250, batch_size=64, lr=1e-2, warmup_steps=10, weight_decay=0.05)
 
     assert found["accuracy"] >= 0.97, found
 
 
+@pytest.mark.full  # the same through a pool: tests/e2e/test_examples.py
 def test_a_byte_language_model_learns_english(record_property: Any) -> None:
     found = trained("transformer", {}, steps=100, batch_size=16, lr=3e-3, warmup_steps=10, weight_decay=0.0)
     record_property("validation_loss", found["loss"])
