@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.support import postgres, redis
 from tests.support.ci import cannot_run
+
+# On a busy machine making an example may take seconds: that says nothing of the code.
+hypothesis.settings.register_profile("gangline", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("gangline")
 
 
 @pytest.fixture(scope="session")

@@ -158,9 +158,9 @@ def test_sigterm_to_one_rank_in_an_evaluation_is_a_preemption_that_loses_no_step
         submit(
             pool,
             num_nodes=1 + number % 2,
-            steps=12,
+            steps=6,
             train={"eval_every": 3, "report_every": 1},
-            eval_length=600,
+            eval_length=500,
             eval_seconds=0.02,
         )
         for number in range(times)
@@ -174,7 +174,7 @@ def test_sigterm_to_one_rank_in_an_evaluation_is_a_preemption_that_loses_no_step
     for job_id in ids:
         job = pool.wait_end(job_id, SECONDS)
         assert (job["state"], job["attempts"]) == ("succeeded", 2), pool.describe(job_id)
-        assert reported_steps(pool, job_id) == list(range(1, 13))
+        assert reported_steps(pool, job_id) == list(range(1, 7))
     pool.assert_nothing_left()
 
 

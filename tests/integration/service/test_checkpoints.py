@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from service.domain.checkpoints import MAX_RESUME_POINTS
 from service.operations import accept_checkpoints, append_stream
 from service.operations.accept_checkpoints import MAX_NOTICES_TOLD
 from service.operations.report_attempt import open_part
@@ -275,14 +276,16 @@ def test_resume_points_are_chosen_once_for_all_nodes_of_an_attempt(api: Api) -> 
     assert again == told.plan, "the same token gets the same answer"
 
 
-def test_at_most_ten_points_are_told_the_newest_first(api: Api) -> None:
+def test_a_bounded_number_of_points_is_told_the_newest_first(api: Api) -> None:
     job_id, (part,) = running(api, api.node(), retry={"max": 1})
-    for step in (*range(1, 13), 5):
+    last = MAX_RESUME_POINTS + 2
+    for step in (*range(1, last + 1), 5):
         part.checkpoint(step)
     part.ended(65)
     (after,) = api.start(job_id, part.node)
 
-    assert [point["step"] for point in after.plan["training"]["resume_from"]] == list(range(12, 2, -1))
+    told = [point["step"] for point in after.plan["training"]["resume_from"]]
+    assert told == list(range(last, last - MAX_RESUME_POINTS, -1))
 
 
 @pytest.mark.parametrize(
