@@ -178,7 +178,7 @@ def test_sigterm_to_one_rank_in_an_evaluation_is_a_preemption_that_loses_no_step
     pool.assert_nothing_left()
 
 
-@pytest.mark.parametrize("phase", ["training", "evaluation"])
+@pytest.mark.parametrize("phase", ["training", pytest.param("evaluation", marks=pytest.mark.full)])
 def test_a_requeued_training_goes_on_where_it_was_and_pays_no_retry(pool: Stack, phase: str) -> None:
     evaluation: dict[str, Any] = {"eval_length": 400, "eval_seconds": 0.02} if phase == "evaluation" else {}
     job_id = submit(pool, num_nodes=2, steps=1_000_000, train={"eval_every": 6, "report_every": 1}, **evaluation)
@@ -197,7 +197,7 @@ def test_a_requeued_training_goes_on_where_it_was_and_pays_no_retry(pool: Stack,
     finish(pool, job_id)
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.full)])
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.full)])
 @pytest.mark.timeout(1800)
 def test_o52_a_lost_launcher_stops_both_nodes_and_one_new_attempt_resumes(pool: Stack, times: int) -> None:
     """SIGTERM and SIGKILL in turn, to the supervisor of the second node, while both ranks train."""
@@ -221,7 +221,7 @@ def test_o52_a_lost_launcher_stops_both_nodes_and_one_new_attempt_resumes(pool: 
     finish(pool, job_id)
 
 
-@pytest.mark.parametrize("times", [8, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("times", [4, pytest.param(50, marks=pytest.mark.full)])
 @pytest.mark.timeout(1800)
 def test_trainings_that_end_well_on_a_loaded_machine_are_never_called_failed(pool: Stack, times: int) -> None:
     burner = [sys.executable, "-c", "while True: pass"]

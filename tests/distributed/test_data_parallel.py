@@ -226,6 +226,7 @@ def test_nan_on_one_rank_is_that_ranks_failure_and_the_others_say_so(two_ranks: 
     assert "the loss is not finite at step 4 on rank 1" in str(failure.value)
 
 
+@pytest.mark.full
 def test_o45_the_score_of_7_samples_does_not_depend_on_the_number_of_ranks(two_ranks: Ranks) -> None:
     scores = []
     with Ranks(1) as one, Ranks(3) as three:
