@@ -29,6 +29,8 @@ from tests.support.wait import wait_until
 
 ENTRY = Path(__file__).parents[1] / "distributed" / "faulty_entry.py"
 NUM_RANKS = 2
+AT_ONCE = 3
+"""Trainings that the pool runs at once, each on one node or on two."""
 SECONDS = 180.0
 HANG_AFTER = "4s"
 MEMORY = "1536MiB"
@@ -59,7 +61,7 @@ TIMES = [3, pytest.param(20, marks=pytest.mark.full)]
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Stack]:
-    with Stack(num_nodes=2, slots=3) as stack:  # three trainings at once, each on one node or on two
+    with Stack(num_nodes=2, slots=AT_ONCE) as stack:
         yield stack
 
 
@@ -154,28 +156,27 @@ def test_a_killed_agent_ends_no_training(pool: Stack, times: int) -> None:
 @pytest.mark.timeout(1800)
 def test_sigterm_to_one_rank_in_an_evaluation_is_a_preemption_that_loses_no_step(pool: Stack, times: int) -> None:
     draw = random.Random(times)
-    ids = [
-        submit(
-            pool,
-            num_nodes=1 + number % 2,
-            steps=6,
-            train={"eval_every": 3, "report_every": 1},
-            eval_length=500,
-            eval_seconds=0.02,
-        )
-        for number in range(times)
-    ]
-    for job_id in ids:
-        wait_for_phase(pool, job_id, "evaluation")
-        kill(rank_pid(pool, job_id, draw.randrange(NUM_RANKS)), signal.SIGTERM)
+    for begin in range(0, times, AT_ONCE):
+        ids = [
+            submit_evaluating(pool, num_nodes=1 + number % 2) for number in range(begin, min(begin + AT_ONCE, times))
+        ]
+        for job_id in ids:
+            wait_for_phase(pool, job_id, "evaluation")
+            kill(rank_pid(pool, job_id, draw.randrange(NUM_RANKS)), signal.SIGTERM)
 
-    for job_id, outcome, _ in first_ends(pool, ids):
-        assert outcome == "preempted", pool.describe(job_id)
-    for job_id in ids:
-        job = pool.wait_end(job_id, SECONDS)
-        assert (job["state"], job["attempts"]) == ("succeeded", 2), pool.describe(job_id)
-        assert reported_steps(pool, job_id) == list(range(1, 7))
+        for job_id, outcome, _ in first_ends(pool, ids):
+            assert outcome == "preempted", pool.describe(job_id)
+        for job_id in ids:
+            job = pool.wait_end(job_id, SECONDS)
+            assert (job["state"], job["attempts"]) == ("succeeded", 2), pool.describe(job_id)
+            assert reported_steps(pool, job_id) == list(range(1, 7))
     pool.assert_nothing_left()
+
+
+def submit_evaluating(pool: Stack, num_nodes: int) -> int:
+    """A job that spends most of its time in two evaluations."""
+    train = {"eval_every": 3, "report_every": 1}
+    return submit(pool, num_nodes=num_nodes, steps=6, train=train, eval_length=500, eval_seconds=0.02)
 
 
 @pytest.mark.parametrize("phase", ["training", pytest.param("evaluation", marks=pytest.mark.full)])
