@@ -53,7 +53,7 @@ def assemble_task(
             mesh,
             plan,
             emit=events.emit,
-            accepted_bytes=_accepted_bytes(mesh, environment),
+            accepted_bytes=_accepted_bytes(environment),
             note=events.notice,
         )
     num_parameters = sum(parameter.numel() for parameter in parallel.inner.parameters())
@@ -87,7 +87,7 @@ def _model_of(task: TrainTask) -> nn.Module:
     return model
 
 
-def _accepted_bytes(mesh: Mesh, environment: Mapping[str, str]) -> Callable[[], int | None]:
+def _accepted_bytes(environment: Mapping[str, str]) -> Callable[[], int | None]:
     """How much of rank 0's events the API has accepted; None without a supervisor."""
     path = environment.get(ENV_OFFSETS_FILE)
 

@@ -40,22 +40,20 @@ class Feed:
             raise ConfigError(str(error)) from error
         if self._is_iterable and plan.train.steps is None:
             raise ConfigError("the training data has no length, so epochs mean nothing. Give train.steps.")
-        self.total_steps = self._total_steps()
+        self.total_steps = self._total_steps(Position(step=0, samples_seen=0))
         """Steps of the whole training; an iterable dataset may end sooner."""
 
-    def _total_steps(self) -> int:
+    def go_to(self, position: Position) -> None:
+        """Count the steps that are left from a restored position: the batch size may be another one by now."""
+        self.total_steps = self._total_steps(position)
+
+    def _total_steps(self, position: Position) -> int:
         train = self._plan.train
         if train.steps is not None:
             return train.steps
         assert train.epochs is not None, "a plan says steps or epochs"
-        return math.ceil(train.epochs * len(self._task.data) / train.batch_size)
-
-    def go_to(self, position: Position) -> None:
-        """Count the steps that are left from a restored position: the batch size may be another one by now."""
-        train = self._plan.train
-        if train.epochs is not None and position.step:
-            samples_left = max(0, train.epochs * len(self._task.data) - position.samples_seen)
-            self.total_steps = position.step + math.ceil(samples_left / train.batch_size)
+        samples_left = max(0, train.epochs * len(self._task.data) - position.samples_seen)
+        return position.step + math.ceil(samples_left / train.batch_size)
 
     @property
     def sizes(self) -> tuple[int | None, int | None]:

@@ -134,12 +134,6 @@ def pinned_threads(environment: Mapping[str, str]) -> int | None:
     return int(value) if value.isdecimal() and int(value) > 0 else None
 
 
-def leave() -> None:
-    """Tear the groups down. Only after a barrier: a peer that is still talking would abort."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def _device(local_rank: int) -> torch.device:
     if torch.cuda.is_available() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
         device = torch.device("cuda", local_rank)

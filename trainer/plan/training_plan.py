@@ -128,14 +128,14 @@ class TrainingPlan:
 
 def check_training(spec: TrainingSpec) -> None:
     """Raise PlanError with all that is wrong with a job's settings, whatever its world size."""
-    problems = [problem for rule in _RULES for problem in rule(spec)]
+    problems = _problems_of(spec)
     if problems:
         raise PlanError(problems)
 
 
 def plan_training(spec: TrainingSpec, world_size: int) -> TrainingPlan:
     """The plan of `spec` for `world_size` ranks, without folders. Raises PlanError."""
-    problems = [problem for rule in _RULES for problem in rule(spec)]
+    problems = _problems_of(spec)
     try:
         resolved = resolve_parallel(spec.parallel, world_size)
     except PlanError as error:
@@ -188,6 +188,10 @@ def read_plan(text: str | bytes) -> TrainingPlan:
 def write_plan(plan: TrainingPlan) -> str:
     """The text of a plan file."""
     return json.dumps(encode(plan), indent=1, ensure_ascii=False) + "\n"
+
+
+def _problems_of(spec: TrainingSpec) -> list[PlanProblem]:
+    return [problem for rule in _RULES for problem in rule(spec)]
 
 
 # --- Rules -----------------------------------------------------------------------------------------------------------
