@@ -30,12 +30,6 @@ UUID_2 = "MIG-b2c4f9e0-52c3-5d6b-9a0a-8a7f0f4a1c11"
 
 
 @pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as fake:
-        yield fake
-
-
-@pytest.fixture
 def agent(tmp_path: Path, api: FakeApi) -> Iterator[AgentProcess]:
     process = AgentProcess(tmp_path, api)
     yield process

@@ -34,18 +34,6 @@ from worker.nursery import Nursery
 Supervise = Callable[..., Supervised]
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
-@pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as api:
-        yield api
-
-
 @pytest.fixture
 def supervise(tmp_path: Path, api: FakeApi, nursery: Nursery) -> Iterator[Supervise]:
     """Start the supervisor of a plan; fields of the plan as keywords."""

@@ -36,18 +36,6 @@ LONG = 60.0
 FAKE_TRAINER = Path(__file__).with_name("fake_trainer.py")
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
-@pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as api:
-        yield api
-
-
 @pytest.fixture
 def supervise(tmp_path: Path, api: FakeApi, nursery: Nursery) -> Iterator[Supervise]:
     """Start the supervisor of an entry that plays `actions` on all ranks, or those of each rank."""
