@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ AT_ONCE = 3
 """Trainings that the pool runs at once, each on one node or on two."""
 SECONDS = 180.0
 HANG_AFTER = "4s"
+"""Only where a hang is the point: filling a gigabyte on a busy machine may take as long."""
 MEMORY = "1536MiB"
 RIGHT_RANKS = 0.95
 """Part of the injections of a kind in which the rank is right."""
@@ -46,13 +47,14 @@ class Kind:
     outcome: str
     text: str
     """In the sentence of the cause."""
+    train: dict[str, Any] = field(default_factory=dict)
 
 
 KINDS = {
     "kill": Kind(fault="kill", outcome="user_error", text="ended by signal SIGKILL"),
     "raise": Kind(fault="raise", outcome="user_error", text="ValueError: the sample cannot be decoded"),
-    "hang": Kind(fault="hang", outcome="hang", text="no progress"),
-    "sigstop": Kind(fault="stop", outcome="hang", text="no progress"),
+    "hang": Kind(fault="hang", outcome="hang", text="no progress", train={"hang_after": HANG_AFTER}),
+    "sigstop": Kind(fault="stop", outcome="hang", text="no progress", train={"hang_after": HANG_AFTER}),
     "out_of_memory": Kind(fault="allocate", outcome="out_of_memory", text="memory"),
     "nan": Kind(fault="nan", outcome="nan_loss", text="the loss is not finite"),
 }
@@ -76,7 +78,7 @@ def submit(
         python=PYTHON,
         run={"entry": "mine:build", "args": args},
         resources={"nodes": num_nodes, "gpus_per_node": NUM_RANKS // num_nodes, "memory": MEMORY},
-        train={"steps": steps, "batch_size": 8, "hang_after": HANG_AFTER, **(train or {})},
+        train={"steps": steps, "batch_size": 8, **(train or {})},
         checkpoint={"every_steps": 5},
         stop_grace="20s",
     )
@@ -118,7 +120,7 @@ def test_each_fault_is_classed_right_and_its_rank_is_named(pool: Stack, name: st
     for number in range(times):
         rank, at = draw.randrange(NUM_RANKS), draw.randrange(20, 60)
         # Memory is held to its limit by node: on two of them each rank has its own.
-        job_id = submit(pool, num_nodes=1 + number % 2, fault=kind.fault, rank=rank, at=at)
+        job_id = submit(pool, num_nodes=1 + number % 2, fault=kind.fault, rank=rank, at=at, train=kind.train)
         injected[job_id] = rank
 
     num_right = 0
