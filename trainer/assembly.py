@@ -14,14 +14,16 @@ from torch import nn
 
 from gangline.protocol.names import ENV_OFFSETS_FILE
 from trainer.checkpoint.checkpointer import Checkpointer
+from trainer.choosing import chosen
 from trainer.entries import load_task
 from trainer.events import EventWriter
 from trainer.failure import ConfigError
 from trainer.feed import Feed
 from trainer.loop import Subject
 from trainer.mesh import Mesh
-from trainer.optimizers import build_optimizer
-from trainer.parallel.replicate import replicate
+from trainer.optimizers import build_optimizer, separate_kinds
+from trainer.parallel.apply import parallelise
+from trainer.parallel.axes import lay_out
 from trainer.plan.training_plan import TrainingPlan
 from trainer.rates import Speedometer, dense_peak_flops
 from trainer.seeds import derive, make_deterministic, seed_all
@@ -41,31 +43,42 @@ def assemble_task(
     task: TrainTask, plan: TrainingPlan, mesh: Mesh, events: EventWriter, environment: Mapping[str, str]
 ) -> Subject:
     """As `assemble`, of a task that is there already."""
-    seed_all(derive(plan.train.seed, "init"))
-    model = _model_of(task).to(mesh.device)
-    feed = Feed(task, plan, mesh)
+    plan = chosen(plan, task, mesh, events)
+    axes = lay_out(plan.parallel, mesh)
+    feed = Feed(task, plan, mesh, axes)
     _check_same_data(mesh, feed)
-    parallel = replicate(model, plan.parallel, mesh)
+    example = feed.example if plan.parallel.pp > 1 else None
+    seed_all(derive(plan.train.seed, "init"))
+    parallel = parallelise(task, lambda: _model_of(task), plan.parallel, mesh, axes, example)
     optimizer = task.optimizer(parallel.inner) if task.optimizer else build_optimizer(parallel.inner, plan.train)
+    separate_kinds(optimizer)
     checkpointer = None
     if plan.checkpoint_root is not None:
         checkpointer = Checkpointer(
             mesh,
             plan,
+            names=parallel.names,
             emit=events.emit,
             accepted_bytes=_accepted_bytes(environment),
             note=events.notice,
         )
-    num_parameters = sum(parameter.numel() for parameter in parallel.inner.parameters())
     name = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else ""
     speed = Speedometer(
         tokens_per_sample=task.tokens_per_sample,
         # 6 per parameter and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1).
-        flops_per_sample=task.flops_per_sample or 6.0 * num_parameters * (task.tokens_per_sample or 1),
+        flops_per_sample=task.flops_per_sample or 6.0 * parallel.num_parameters * (task.tokens_per_sample or 1),
         peak_flops=dense_peak_flops(name),
         world_size=mesh.world_size,
     )
-    return Subject(task=task, model=parallel, optimizer=optimizer, feed=feed, checkpointer=checkpointer, speed=speed)
+    return Subject(
+        plan=plan,
+        task=task,
+        model=parallel,
+        optimizer=optimizer,
+        feed=feed,
+        checkpointer=checkpointer,
+        speed=speed,
+    )
 
 
 def _check_same_data(mesh: Mesh, feed: Feed) -> None:

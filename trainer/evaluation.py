@@ -1,7 +1,7 @@
 """Evaluation: each held-out sample once over all ranks, so the result is the same for any number of them.
 
-Ranks may have different numbers of batches, so forward exchanges nothing; between batches all agree now and then
-whether to go on, which is how a stop ends an evaluation early on every rank.
+All ranks run forward equally often (some on stand-ins), since forward may need other ranks; between batches all agree
+now and then whether to go on, which is how a stop ends an evaluation early on every rank.
 
 Not for: when to evaluate (`trainer.loop`).
 """
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from trainer.data.batches import MicroBatch
 from trainer.mesh import Mesh
-from trainer.parallel.replicate import ParallelModel
-from trainer.step import call_model, checked_loss
+from trainer.parallel.model import ParallelModel
+from trainer.step import checked_loss
 from trainer.task import TrainTask, target_of
 
 ROUND_SECONDS: Final = 1.0
@@ -34,7 +33,6 @@ class Evaluator:
     task: TrainTask
     model: ParallelModel
     mesh: Mesh
-    autocast: Callable[[], AbstractContextManager[Any]]
     is_stop_asked: Callable[[], bool]
     moved: Callable[[], None]
 
@@ -55,6 +53,7 @@ class Evaluator:
                 if not self._run_rounds(batches, num_batches, sums, counts):
                     return None
         finally:
+            self.model.rest()
             for module, was_training in modes:
                 module.training = was_training
         totals = self.mesh.sum([*sums.tolist(), *counts.tolist()])
@@ -69,8 +68,9 @@ class Evaluator:
         while num_done < num_batches:
             begun_at = time.perf_counter()
             for _ in range(min(num_in_round, num_batches - num_done)):
-                micro = None if self.is_stop_asked() else next(batches, None)
-                if micro is not None and micro.num_samples:
+                is_skipped = self.is_stop_asked() and not self.model.is_forward_shared
+                micro = None if is_skipped else next(batches, None)
+                if micro is not None and (micro.num_samples or self.model.is_forward_shared):
                     self._add(micro, sums, counts)
                 self.moved()
             num_done += num_in_round
@@ -83,8 +83,10 @@ class Evaluator:
 
     def _add(self, micro: MicroBatch, sums: torch.Tensor, counts: torch.Tensor) -> None:
         target = target_of(micro.batch)
-        with self.autocast():
-            output = call_model(self.task, self.model.inner, micro.batch)
+        output = self.model.predict(micro.batch)
+        if not self.model.speaks or not micro.num_samples:
+            return
+        with self.model.autocast():
             value, counted = checked_loss(self.task.loss(output, target))
             others = [metric(output, target) for metric in self.task.metrics.values()]
         num = micro.num_samples

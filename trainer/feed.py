@@ -10,12 +10,14 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from trainer.checkpoint.checkpointer import Position
-from trainer.data.batches import MicroBatch, StepBatches, check_map_style, is_iterable_style
+from trainer.data.batches import Example, MicroBatch, StepBatches, check_map_style, collate_of, is_iterable_style
 from trainer.data.evaluation import eval_batches, num_eval_batches
 from trainer.data.iterable import IterableLoader, check_state
 from trainer.data.loader import TrainLoader
+from trainer.data.workers import SampleFetcher
 from trainer.failure import ConfigError
 from trainer.mesh import Mesh
+from trainer.parallel.axes import Axes
 from trainer.plan.training_plan import TrainingPlan
 from trainer.seeds import derive
 from trainer.task import TrainTask
@@ -24,9 +26,10 @@ from trainer.task import TrainTask
 class Feed:
     """The data of one training on this rank."""
 
-    def __init__(self, task: TrainTask, plan: TrainingPlan, mesh: Mesh) -> None:
+    def __init__(self, task: TrainTask, plan: TrainingPlan, mesh: Mesh, axes: Axes) -> None:
         """Raises ConfigError for data and settings that do not go together."""
-        self._task, self._plan, self._mesh = task, plan, mesh
+        self._task, self._plan, self._mesh, self._axes = task, plan, mesh, axes
+        self._parts_per_rank = plan.parallel.grad_accum_steps * plan.parallel.micro_batches
         self._iterable: IterableLoader | None = None
         try:
             self._is_iterable = is_iterable_style(task.data)
@@ -38,10 +41,28 @@ class Feed:
                 check_map_style(task.eval_data, "the held-out data")
         except (TypeError, ValueError) as error:
             raise ConfigError(str(error)) from error
+        if self._is_iterable and axes.pp * axes.tp > 1:
+            raise ConfigError(
+                "the training data is iterable, and each rank reads its own, but the "
+                f"{axes.pp * axes.tp} ranks that share a copy of the model must get the same samples. Make the dataset "
+                "map-style (__len__ and __getitem__), or use ddp, fsdp or hsdp."
+            )
         if self._is_iterable and plan.train.steps is None:
             raise ConfigError("the training data has no length, so epochs mean nothing. Give train.steps.")
         self.total_steps = self._total_steps(Position(step=0, samples_seen=0))
         """Steps of the whole training; an iterable dataset may end sooner."""
+
+    @property
+    def example(self) -> Example | None:
+        """One sample of the training data, collated; None of an iterable dataset, which is read once."""
+        if self._is_iterable:
+            return None
+        train = self._plan.train
+        fetcher = SampleFetcher(self._task.data, derive(train.seed, "data"), collate_of(self._task.collate))
+        parts = self._axes.data_parallel_size * self._parts_per_rank
+        return Example(
+            batch=fetcher.__getitems__([(0, 0)]), samples_per_micro_batch=math.ceil(train.batch_size / parts)
+        )
 
     def go_to(self, position: Position) -> None:
         """Count the steps that are left from a restored position: the batch size may be another one by now."""
@@ -68,13 +89,13 @@ class Feed:
 
     def open(self, position: Position) -> Generator[StepBatches]:
         """The steps from `position` on. Raises ConfigError for a position that this data cannot go to."""
-        train, parallel = self._plan.train, self._plan.parallel
+        train = self._plan.train
         common: dict[str, Any] = {
             "seed": derive(train.seed, "data"),
             "batch_size": train.batch_size,
-            "parts_rank": self._mesh.rank,
-            "parts_size": parallel.data_parallel_size,
-            "grad_accum_steps": parallel.grad_accum_steps,
+            "parts_rank": self._axes.dp_rank,
+            "parts_size": self._axes.data_parallel_size,
+            "grad_accum_steps": self._parts_per_rank,
             "data_workers": train.data_workers,
             "device": self._mesh.device,
         }
@@ -104,17 +125,19 @@ class Feed:
     def state(self) -> dict[str, Any] | None:
         """What an iterable dataset needs to go on from here, of all ranks (each calls it); None for a map-style one,
         whose position says it all."""
-        return None if self._iterable is None else {"ranks": self._mesh.gather(self._iterable.state())}
+        if self._iterable is None:
+            return None
+        # A rank's number is its data-parallel one here: iterable data is refused where several ranks share samples.
+        return {"ranks": self._mesh.gather(self._iterable.state())}
 
     def evaluation(self) -> tuple[Iterator[MicroBatch], int]:
         """This rank's held-out batches, and the most that any rank has."""
-        size = self._mesh.world_size
-        train, parallel = self._plan.train, self._plan.parallel
-        batch_size = max(1, train.batch_size // (size * parallel.grad_accum_steps))
+        size, train = self._axes.data_parallel_size, self._plan.train
+        batch_size = max(1, train.batch_size // (size * self._parts_per_rank))
         batches = eval_batches(
             self._task.eval_data,
             batch_size=batch_size,
-            rank=self._mesh.rank,
+            rank=self._axes.dp_rank,
             size=size,
             collate=self._task.collate,
             device=self._mesh.device,

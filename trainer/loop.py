@@ -11,9 +11,8 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -29,7 +28,7 @@ from trainer.failure import ConfigError, NonFiniteLossError, PeerFailedError
 from trainer.feed import Feed
 from trainer.mesh import Mesh, tighten_timeout
 from trainer.optimizers import lr_factor, set_lr
-from trainer.parallel.replicate import ParallelModel
+from trainer.parallel.model import ParallelModel
 from trainer.plan.training_plan import TrainingPlan
 from trainer.rates import Speedometer, StepTimes, sync_interval
 from trainer.seeds import derive, seed_all
@@ -78,6 +77,8 @@ class Surroundings:
 class Subject:
     """What is trained: the task as the plan made it."""
 
+    plan: TrainingPlan
+    """With nothing left to choose."""
     task: TrainTask
     model: ParallelModel
     optimizer: torch.optim.Optimizer
@@ -89,7 +90,8 @@ class Subject:
 class Training:
     """One run of the loop on this rank."""
 
-    def __init__(self, plan: TrainingPlan, subject: Subject, around: Surroundings) -> None:
+    def __init__(self, subject: Subject, around: Surroundings) -> None:
+        plan = subject.plan
         self._plan, self._train = plan, plan.train
         self._subject, self._around, self._mesh = subject, around, around.mesh
         self._feed = subject.feed
@@ -104,14 +106,12 @@ class Training:
             subject.optimizer,
             self._mesh,
             clip_norm=plan.train.clip_norm,
-            autocast=self._autocast,
             moved=around.pulse.move,
         )
         self._evaluator = Evaluator(
             task=subject.task,
             model=subject.model,
             mesh=self._mesh,
-            autocast=self._autocast,
             is_stop_asked=lambda: around.stop.is_set,
             moved=around.pulse.move,
         )
@@ -152,7 +152,7 @@ class Training:
             now = time.perf_counter()
             if is_first:
                 # It allocates, meets and perhaps compiles: its time says nothing about the next ones.
-                tighten_timeout(self._mesh, self._train.hang_after_seconds)
+                tighten_timeout(self._mesh, self._subject.model.axes.groups, self._train.hang_after_seconds)
                 self._enter(Phase.TRAINING)
             else:
                 self._times.add(now - begun_at)
@@ -177,7 +177,9 @@ class Training:
 
     def _update(self, batches: StepBatches, *, wants_norm: bool) -> None:
         step, task = self._position.step, self._subject.task
-        seed_all(derive(self._train.seed, "dropout", step, self._mesh.rank))
+        axes = self._subject.model.axes
+        # Ranks that split layers hold the same activations, and must drop the same ones.
+        seed_all(derive(self._train.seed, "dropout", step, axes.dp_rank, axes.pp_rank))
         total = self._feed.total_steps
         factor = task.schedule(step) if task.schedule else lr_factor(step, total, self._train)
         self._window.lr = set_lr(self._subject.optimizer, self._base_lrs, factor)
@@ -337,8 +339,3 @@ class Training:
             return self._stop(is_final=self._agreed_final())
         self._enter(Phase.STOPPING)
         return Ending(outcome=Outcome.SUCCEEDED, step=self._position.step)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self._plan.parallel.precision != "bf16":
-            return contextlib.nullcontext()
-        return torch.autocast(self._mesh.device.type, dtype=torch.bfloat16)

@@ -1,6 +1,7 @@
-"""The command line of the trainer: `python -m trainer run plan.json`, `python -m trainer export CHECKPOINT FILE`.
+"""The command line of the trainer: `python -m trainer run plan.json`, and `export`, `profile` and `plan` beside it.
 
 `run` is what the supervisor starts, once per rank, with the variables of torchrun; without them it trains on one rank.
+`profile` counts what a task's model costs, `plan` says how it would be split, both without training anything.
 Not for: training (`trainer.loop`).
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,13 +23,20 @@ from gangline.protocol.outcomes import Outcome, TrainerExit
 from gangline.protocol.pulse import Phase, Pulse
 from trainer.assembly import assemble
 from trainer.checkpoint.export import export_checkpoint
+from trainer.entries import load_task
 from trainer.events import EventWriter
-from trainer.failure import PeerFailedError, die, leave_with
+from trainer.failure import ConfigError, PeerFailedError, die, leave_with
 from trainer.loop import FLOOR_SECONDS, Ending, Surroundings, Training
 from trainer.mesh import Mesh, join_mesh, pinned_threads
-from trainer.plan.parallel_plan import check_parallel_plan
+from trainer.plan.auto_plan import choose_plan
+from trainer.plan.choice_text import choice_as_dict, choice_lines
+from trainer.plan.model_profile import ModelProfile, profile_as_dict, read_profile
+from trainer.plan.parallel_plan import RankLayout, check_parallel_plan
+from trainer.plan.planned_file import PlannedFile, parse_bytes, read_planned
 from trainer.plan.problem import PlanError
+from trainer.plan.recipe_profiles import recipe_profile
 from trainer.plan.training_plan import TrainingPlan, batch_problems, read_plan
+from trainer.profile import profile_task
 from trainer.stop import StopFlag
 
 EXIT_CODES = {
@@ -69,7 +79,7 @@ def _train(plan: TrainingPlan, stop: StopFlag, pulse: Pulse, environment: Mappin
         events.notice(note)
     around = Surroundings(mesh=mesh, events=events, stop=stop, pulse=pulse, say=_say if mesh.is_leader else _keep_quiet)
     try:
-        ending = Training(plan, assemble(plan, mesh, events, environment), around).run()
+        ending = Training(assemble(plan, mesh, events, environment), around).run()
     except PeerFailedError:
         # Whose failure it is ends first, so that nobody takes that rank for one that was stopped.
         with contextlib.suppress(RuntimeError):
@@ -114,8 +124,71 @@ def _say(text: str) -> None:
         print(text, flush=True)  # noqa: T201  # the rank's log
 
 
+def _complain(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201  # a command line's error
+
+
 def _keep_quiet(text: str) -> None:
     return None
+
+
+def show_profile(file: Path, output: str) -> int:
+    """Print the model profile of the task that a plan file or job file names."""
+    profile = _profile_of(_planned(file), None)
+    if output == "json":
+        _say(json.dumps(profile_as_dict(profile), ensure_ascii=False))
+        return 0
+    _say(f"{profile.name}: {profile.num_parameters:,} parameters in {len(profile.layers)} layers")
+    for layer in profile.layers:
+        _say(f"  {layer.name:<24}{layer.num_parameters:>16,}{layer.flops_per_sample:>12.3g} FLOPs a sample")
+    for note in profile.notes:
+        _say(f"note: {note}")
+    return 0
+
+
+def show_plan(given: argparse.Namespace) -> int:
+    """Print how the task of a plan file or job file would be split over the ranks that are named, and why."""
+    planned = _planned(given.file)
+    layout = RankLayout(num_nodes=given.nodes, ranks_per_node=given.ranks_per_node)
+    memory = None if given.gpu_memory is None else parse_bytes(given.gpu_memory)
+    profile = _profile_of(planned, given.profile)
+    request = planned.parallel
+    if given.strategy is not None:
+        request = dataclasses.replace(request, strategy=given.strategy)
+    choice = choose_plan(
+        profile,
+        request,
+        layout,
+        gpu_memory_bytes=memory,
+        batch_size=planned.batch_size,
+        optimizer=planned.optimizer,
+    )
+    if given.output == "json":
+        _say(json.dumps(choice_as_dict(choice), ensure_ascii=False))
+        return 0
+    for line in choice_lines(profile, choice, layout, batch_size=planned.batch_size, gpu_memory_bytes=memory):
+        _say(line)
+    return 0
+
+
+def _planned(file: Path) -> PlannedFile:
+    """What a file says: JSON, or YAML where that can be read."""
+    text = file.read_text(encoding="utf-8")
+    try:
+        return read_planned(json.loads(text))
+    except json.JSONDecodeError:
+        import yaml  # where ranks run it need not be installed, and plan files are JSON
+
+        return read_planned(yaml.safe_load(text))
+
+
+def _profile_of(planned: PlannedFile, profile_file: Path | None) -> ModelProfile:
+    """The profile in a file, else as the recipe's arguments say, else counted."""
+    if profile_file is not None:
+        return read_profile(profile_file.read_bytes())
+    if planned.run.recipe is not None and (known := recipe_profile(planned.run.recipe, planned.run.args)):
+        return known
+    return profile_task(load_task(planned.run), name=planned.run.recipe or planned.run.entry or "")
 
 
 def main(arguments: list[str], stop: StopFlag, pulse: Pulse) -> int:
@@ -127,7 +200,24 @@ def main(arguments: list[str], stop: StopFlag, pulse: Pulse) -> int:
     exporting = commands.add_parser("export", help="write a checkpoint's weights as one safetensors file")
     exporting.add_argument("checkpoint", type=Path)
     exporting.add_argument("file", type=Path)
+    profiling = commands.add_parser("profile", help="count what the model of a plan file or job file costs")
+    profiling.add_argument("file", type=Path)
+    profiling.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    planning = commands.add_parser("plan", help="say how the model of a plan file or job file would be split, and why")
+    planning.add_argument("file", type=Path)
+    planning.add_argument("--nodes", type=int, default=1)
+    planning.add_argument("--ranks-per-node", type=int, default=1)
+    planning.add_argument("--gpu-memory", help="of one GPU, such as 80GB; left out: not known")
+    planning.add_argument("--strategy", help="instead of the file's; auto chooses")
+    planning.add_argument("--profile", type=Path, help="a model profile made before, instead of counting")
+    planning.add_argument("-o", "--output", choices=("text", "json"), default="text")
     given = parser.parse_args(arguments)
+    if given.command in ("profile", "plan"):
+        try:
+            return show_profile(given.file, given.output) if given.command == "profile" else show_plan(given)
+        except (PlanError, ConfigError, OSError) as error:
+            _complain(str(error))
+            return TrainerExit.CONFIG_ERROR
     if given.command == "run":
         return run(given.plan, stop, pulse, os.environ)
     facts = export_checkpoint(given.checkpoint, given.file)

@@ -28,6 +28,8 @@ class Mesh:
     node_rank: int
     num_nodes: int
     device: torch.device
+    start_timeout_seconds: float = 600.0
+    """Of model traffic until the first step is done."""
     control: dist.ProcessGroup | None = None
     """gloo, all ranks, used by the main thread only."""
     background: dist.ProcessGroup | None = None
@@ -94,6 +96,7 @@ def join_mesh(environment: Mapping[str, str], *, start_timeout: float, timeout: 
         "node_rank": int(environment.get("GROUP_RANK", str(rank // local_world_size))),
         "num_nodes": int(environment.get("GROUP_WORLD_SIZE", str(world_size // local_world_size))),
         "device": device,
+        "start_timeout_seconds": start_timeout,
     }
     if world_size == 1:
         return Mesh(**place)  # type: ignore[arg-type]  # a dict of the fields above
@@ -121,11 +124,12 @@ def join_mesh(environment: Mapping[str, str], *, start_timeout: float, timeout: 
     return mesh
 
 
-def tighten_timeout(mesh: Mesh, hang_after_seconds: float) -> None:
-    """After the first step, which may compile for minutes on one rank: let model traffic time out sooner. The watchdog
-    of the supervisor comes first where there is one; this is for runs without."""
+def tighten_timeout(mesh: Mesh, groups: Sequence[dist.ProcessGroup], hang_after_seconds: float) -> None:
+    """After the first step, which may compile for minutes on one rank: let model traffic, over all ranks or `groups`,
+    time out sooner. The watchdog of the supervisor comes first where there is one; this is for runs without."""
     if mesh.world_size > 1:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2 * hang_after_seconds))
+        for group in (None, *groups):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2 * hang_after_seconds), group)
 
 
 def pinned_threads(environment: Mapping[str, str]) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from trainer.plan.training_plan import TrainSettings
 
@@ -39,6 +40,22 @@ _OPTIMIZERS: Final[dict[str, Callable[[list[dict[str, Any]], TrainSettings], tor
     "adamw": _adamw,
     "sgd": _sgd,
 }
+
+
+def separate_kinds(optimizer: torch.optim.Optimizer) -> None:
+    """Cut each group into groups of one kind of parameter: plain tensors, and those sharded over one mesh each.
+
+    torch's fused and multi-tensor updates take no mixture (half of a model sharded twice, say). Settings stay the same,
+    so it changes nothing but how many parameters are updated together. To be called before the first step.
+    """
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        kinds: dict[Any, list[torch.Tensor]] = {}
+        for parameter in group["params"]:
+            kinds.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+        groups.extend({**group, "params": parameters} for parameters in kinds.values())
+    if len(groups) > len(optimizer.param_groups):
+        optimizer.param_groups[:] = groups
 
 
 def lr_factor(step: int, total_steps: int, train: TrainSettings) -> float:

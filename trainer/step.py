@@ -1,28 +1,28 @@
 """One optimizer update: forward and backward of micro-batches, every sample (or token) of the step weighing the same.
 
-DDP averages gradients over ranks. So that they come out as one process would have them, a mean over n samples is scaled
-by n × ranks / samples of the whole step, which all ranks know beforehand. A loss that is (sum, count) is summed, and
-the gradients are divided by the count over all ranks once it is known. A mean of means would be wrong for both as soon
-as parts differ in size (huggingface/transformers#37766). Not for: when to step, report or save (`trainer.loop`).
+Data parallelism averages gradients over its ranks. So that they come out as one process would have them, a mean over n
+samples is scaled by n × those ranks / samples of the whole step, which all ranks know beforehand. A loss that is
+(sum, count) is summed, and the gradients are divided by the count over all ranks once it is known. A mean of means
+would be wrong for both as soon as parts differ in size (huggingface/transformers#37766).
+
+Not for: when to step, report or save (`trainer.loop`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from trainer.data.batches import MicroBatch, StepBatches
 from trainer.failure import ConfigError
 from trainer.mesh import Mesh
-from trainer.parallel.batch_norm import without_samples
-from trainer.parallel.replicate import ParallelModel, refuse_unused, unused_parameters
-from trainer.task import TrainTask, inputs_of, target_of
+from trainer.parallel.gradients import local_of
+from trainer.parallel.model import ParallelModel
+from trainer.task import TrainTask, target_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,88 +48,69 @@ class Stepper:
         mesh: Mesh,
         *,
         clip_norm: float | None,
-        autocast: Callable[[], AbstractContextManager[Any]],
         moved: Callable[[], None],
     ) -> None:
-        self._task = task
-        self._model = model
-        self._optimizer = optimizer
-        self._mesh = mesh
-        self._clip_norm = clip_norm
-        self._autocast = autocast
-        self._moved = moved
+        self._task, self._model, self._optimizer, self._mesh = task, model, optimizer, mesh
+        self._clip_norm, self._moved = clip_norm, moved
         self._parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        self._is_first = True
+        self._is_counted: bool | None = None
+        """Whether the loss says what it counts; None before the first step."""
 
     def step(self, batches: StepBatches, *, wants_norm: bool) -> StepResult:
         """One update from the micro-batches of this rank. Raises what user code raises, and UnusedParametersError."""
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
-        count = torch.zeros_like(loss_sum)
-        is_counted = False
-        last = len(batches.micro_batches) - 1
-        for index, micro in enumerate(batches.micro_batches):
-            with self._model.accumulating(index == last), without_samples(micro.num_samples == 0):
-                value, counted = self._loss_of(micro)
-                self._moved()
-                is_counted = counted is not None
-                weight = self._weight(micro, batches, is_counted=is_counted)
-                self._check_unused(value)
-                # In the precision of the loss: a Python float, not a tensor, keeps its dtype.
-                (value * weight).backward()
-            # Plain numbers go along with the kernel: a tensor made of one would be copied, and waited for, on a GPU.
-            share = float(micro.num_samples) if counted is None else float(micro.num_samples > 0)
-            loss_sum += value.detach().to(torch.float64) * share
-            if micro.num_samples:
-                count += micro.num_samples if counted is None else counted
-            self._moved()
-        if is_counted:
-            self._divide_by_global(count)
-        norm = self._clip(wants_norm)
+        tally = _Tally(self._task, self._model, batches, self._mesh.device)
+        self._model.accumulate(batches.micro_batches, tally.score, self._moved)
+        if self._is_counted is None:
+            # A stage of a pipeline that never sees the loss has to be told what it is like.
+            self._is_counted = any(self._mesh.gather(tally.is_counted))
+        if self._is_counted:
+            self._divide_by_global(tally.count)
+        norm = self._model.clip(self._parameters, self._clip_norm, wants_norm=wants_norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._moved()
-        return StepResult(loss_sum=loss_sum, count=count, grad_norm=norm)
-
-    def _loss_of(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor | float | None]:
-        """(mean, None) or (sum, count)."""
-        with self._autocast():
-            output = call_model(self._task, self._model.module, micro.batch)
-            return checked_loss(self._task.loss(output, target_of(micro.batch)))
-
-    def _weight(self, micro: MicroBatch, batches: StepBatches, *, is_counted: bool) -> float:
-        if is_counted:
-            return float(self._mesh.world_size) if micro.num_samples else 0.0
-        return micro.num_samples * self._mesh.world_size / batches.num_samples
-
-    def _check_unused(self, loss: torch.Tensor) -> None:
-        """Before the first backward: afterwards ranks would wait for gradients that never come."""
-        if self._is_first and self._model.checks_unused:
-            refuse_unused(self._mesh, unused_parameters(loss, self._model.inner))
-        self._is_first = False
+        return StepResult(loss_sum=tally.loss_sum, count=tally.count, grad_norm=norm)
 
     def _divide_by_global(self, count: torch.Tensor) -> None:
         total = count.clone()
         if self._mesh.world_size > 1:
             dist.all_reduce(total)
-        gradients = [one.grad for one in self._parameters if one.grad is not None]
+        gradients = [local_of(one.grad) for one in self._parameters if one.grad is not None]
         if gradients:
             # Nothing to count in the whole step: no gradient.
             factor = torch.where(total > 0, 1.0 / total, torch.zeros_like(total))
             torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
 
-    def _clip(self, wants_norm: bool) -> torch.Tensor | None:
-        if self._clip_norm is None and not wants_norm:
-            return None
-        gradients = [one.grad for one in self._parameters if one.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
-        return norm.detach()
 
+class _Tally:
+    """Weighs the losses of a step's micro-batches and adds them up."""
 
-def call_model(task: TrainTask, model: nn.Module, batch: Any) -> Any:
-    """The model's output for a batch, as the task says."""
-    return task.forward(model, batch) if task.forward is not None else model(inputs_of(batch))
+    def __init__(self, task: TrainTask, model: ParallelModel, batches: StepBatches, device: torch.device) -> None:
+        self._task, self._model, self._batches = task, model, batches
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.count = torch.zeros_like(self.loss_sum)
+        self.is_counted = False
+
+    def score(self, output: Any, micro: MicroBatch) -> torch.Tensor:
+        """The weighted loss of a micro-batch, to be differentiated. Raises what the task's loss raises."""
+        with self._model.autocast():
+            value, counted = checked_loss(self._task.loss(output, target_of(micro.batch)))
+        self.is_counted = counted is not None
+        if self._model.speaks:
+            # Plain numbers go along with the kernel: a tensor made of one would be copied, and waited for, on a GPU.
+            share = float(micro.num_samples) if counted is None else float(micro.num_samples > 0)
+            self.loss_sum += value.detach().to(torch.float64) * share
+            if micro.num_samples:
+                self.count += micro.num_samples if counted is None else counted
+        # In the precision of the loss: a Python float, not a tensor, keeps its dtype.
+        return value * self.weight(micro, is_counted=self.is_counted)
+
+    def weight(self, micro: MicroBatch, *, is_counted: bool) -> float:
+        """What a loss is multiplied by, so that the mean over data-parallel ranks of the sums is the whole's mean."""
+        size = self._model.axes.data_parallel_size
+        if is_counted:
+            return float(size) if micro.num_samples else 0.0
+        return micro.num_samples * size / self._batches.num_samples
 
 
 def checked_loss(value: Any) -> tuple[torch.Tensor, torch.Tensor | float | None]:

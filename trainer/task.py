@@ -49,9 +49,17 @@ class TrainTask:
     flops_per_sample: float | None = None
     """Of forward and backward, for MFU. None: 6 × parameters × tokens (or samples)."""
     layers: Callable[[nn.Module], Sequence[nn.Module]] | None = None
-    """The layers in order, for strategies that split the model. Unused by single and ddp."""
+    """layers(model): all of the model as modules in order, so that it can be split over ranks. Each is a submodule of
+    the model and takes the one tensor that the one before returned, samples in dimension 0; calling them in turn is
+    `model(inputs)`. None: an `nn.Sequential` is its own list; any other model has none, so that it cannot be split
+    into stages, and is sharded as one."""
     tensor_parallel_plan: Mapping[str, str] | None = None
-    """Module name pattern to how it is split. Unused by single and ddp."""
+    """How tensor parallelism splits the `nn.Linear`s that have these names, wildcards as in `layers.*.mlp.up`:
+    "colwise" (each rank computes some of the outputs) or "rowwise" (each takes some of the inputs, and the results are
+    summed), in turns, so that the one takes what the other left. What is not named stays whole on every rank. None:
+    the model has no such split."""
+    tensor_parallel_sizes: Sequence[int] = ()
+    """Numbers that a tensor-parallel group must divide beside the split sides of those layers: attention heads, say."""
 
 
 def inputs_of(batch: Any) -> Any:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from gangline.cli.plot import compact_number
-from gangline.client.models import Job, Progress, parse_number
+from gangline.client.models import Job, Progress, Resources, Size, parse_number
 
 NOTHING = "–"
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -63,8 +63,27 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def layout(job: Job) -> str:
-    """Nodes × GPUs of each, as `2×8`."""
-    return f"{job.resources.nodes}×{job.resources.gpus_per_node}"
+    """Nodes × GPUs of each, as `2×8`; a dash while that is not decided."""
+    size = _size_of(job)
+    return NOTHING if size is None else f"{size.nodes}×{size.gpus_per_node}"
+
+
+def gpu_number(job: Job) -> str:
+    """How many GPUs it has (or had), or asks for: `16`, `2-8`."""
+    size = _size_of(job)
+    return gpu_range(job.resources.gpus, job.resources.min_gpus) if size is None else str(size.gpus)
+
+
+def gpu_range(most: int, least: int | None) -> str:
+    """`8`, or `2-8` of a job that runs on whatever number is free between the two."""
+    return str(most) if least in (None, most) else f"{least}-{most}"
+
+
+def _size_of(job: Job) -> Size | Resources | None:
+    """What it runs or ran on; None for a job that may start on several sizes and does not run."""
+    if job.resources.min_gpus is None:
+        return job.resources
+    return None if job.state == "waiting" else job.size
 
 
 def bar(fraction: float, width: int = 9) -> str:
@@ -116,7 +135,12 @@ def condition(state: str) -> str:
 
 
 def gpus(job: Job) -> str:
-    """`4 GPUs`, `2 × 8 GPUs`, with the type when one is asked for."""
+    """`4 GPUs`, `2 × 8 GPUs`, with the type when one is asked for; `2 to 8 GPUs, now 2 × 2`."""
     asked = job.resources
     number = f"{asked.nodes} × {count(asked.gpus_per_node, 'GPU')}" if asked.nodes > 1 else count(asked.gpus, "GPU")
-    return f"{number} of {asked.gpu}" if asked.gpu else number
+    if asked.min_gpus is not None:
+        number = f"{asked.min_gpus} to {count(asked.gpus, 'GPU')}"
+    number = f"{number} of {asked.gpu}" if asked.gpu else number
+    if asked.min_gpus is None or job.size is None:
+        return number
+    return f"{number}, {'now' if job.attempt else 'last'} {job.size.nodes} × {job.size.gpus_per_node}"

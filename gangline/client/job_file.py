@@ -7,6 +7,7 @@ replaced, and every other line keeps its number. Not for: judging a spec, which 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -161,6 +162,31 @@ def with_bundle(job_file: JobFile, digest: str | None) -> tuple[bytes, str]:
     if digest is not None and job_file.root is not None:
         text = _placed(text, job_file.root, f'{{"bundle": "{digest}"}}')
     return text.encode("utf-8"), YAML_TYPE
+
+
+def with_profile(job_file: JobFile, profile: Mapping[str, Any]) -> JobFile:
+    """The job file with the profile of its model added; all of its own lines keep their numbers. Raises InvalidSpec
+    when it has one already."""
+    if job_file.data is not None:
+        if "profile" in job_file.data:
+            raise _has_profile()
+        return dataclasses.replace(job_file, data={**job_file.data, "profile": dict(profile)})
+    text, root = job_file.text or "", job_file.root
+    if root is None or _value_node(root, "profile") is not None:
+        raise _has_profile()
+    value = json.dumps(profile)
+    if getattr(root, "flow_style", False):
+        begin = text.index("{", root.start_mark.index) + 1
+        added = f'{text[:begin]}"profile": {value}, {text[begin:]}'
+    else:
+        end = root.end_mark.index
+        line_end = "" if text[:end].endswith("\n") or not text[:end] else "\n"
+        added = f"{text[:end]}{line_end}{' ' * root.start_mark.column}profile: {value}\n{text[end:]}"
+    return dataclasses.replace(job_file, text=added, root=_compose(added))
+
+
+def _has_profile() -> InvalidSpec:
+    return InvalidSpec("the job file has a profile already", fix="remove it, or leave out --profile")
 
 
 def located(job_file: JobFile, problems: tuple[SpecProblem, ...]) -> tuple[SpecProblem, ...]:

@@ -27,12 +27,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What a job asks for, resolved: `gpus` in all, `gpu` a model name or None for any."""
+    """What a job asks for, resolved: `gpus` in all, `gpu` a model name or None for any.
+
+    `min_gpus`: it runs on as many as are free from there to `gpus`, of which this is the largest layout; None: on
+    exactly `gpus`.
+    """
 
     nodes: int = 1
     gpus_per_node: int = 0
     gpus: int = 0
+    min_gpus: int | None = None
     gpu: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What an attempt has (or had): nodes, GPUs and ranks of each, GPUs in all."""
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    gpus: int = 0
+    processes_per_node: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +161,8 @@ class Job:
     ended_at: datetime | None = None
     resources: Resources = Resources()
     processes_per_node: int | None = None
+    size: Size | None = None
+    """Of its latest attempt; None before the first."""
     priority: int = 0
     tags: dict[str, Any] = field(default_factory=dict)
     attempts: int = 0
@@ -214,6 +231,8 @@ class BlockingJob:
     owner: str | None = None
     state: str = ""
     gpus: int = 0
+    """That it has, or waits for: at most, if there is a `min_gpus`."""
+    min_gpus: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

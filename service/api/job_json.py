@@ -1,26 +1,37 @@
-"""A job as the API shows it, from its rows. Pure, but for `load_attempts`, which reads the open attempts of a page."""
+"""A job as the API shows it, from its rows. Pure, but for `load_attempts`, which reads the attempts of a page."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, func, select
 
+from gangline.protocol.launch import encode
 from service.clock import rfc3339
 from service.db.tables import allocations, attempt_nodes, attempts, checkpoints, nodes
+from service.domain.gang_layout import layouts_from_json
 from service.domain.progress import Progress
 from service.domain.states import AttemptState
-from trainer.plan.training_plan import TrainingPlan
+from trainer.plan.planning import Planned
+
+
+class Latest(NamedTuple):
+    """What the latest attempt of a job tells about it."""
+
+    attempt: dict[str, Any] | None = None
+    """The attempt itself while it is open."""
+    progress: Progress | None = None
+    size: dict[str, int] | None = None
+    """What it has or had; None before the first attempt."""
 
 
 def job_json(
     row: Any,
     *,
-    attempt: dict[str, Any] | None,
-    progress: Progress | None,
+    latest: Latest,
     checkpoint: Row[Any] | None,
     now: float,
     is_insider: bool,
@@ -35,6 +46,7 @@ def job_json(
             cause["sentence"] = f"Ended as {cause['outcome']}."
         if not is_whole:
             cause.pop("ranks", None)
+    attempt, progress, size = latest
     return {
         "id": row.id,
         "name": row.name,
@@ -45,13 +57,9 @@ def job_json(
         "submitted_at": rfc3339(row.submitted_at),
         "started_at": rfc3339(row.started_at),
         "ended_at": rfc3339(row.ended_at),
-        "resources": {
-            "nodes": row.num_nodes,
-            "gpus_per_node": row.gpus_per_node,
-            "gpus": row.num_nodes * row.gpus_per_node,
-            "gpu": row.gpu_type,
-        },
+        "resources": resources_json(row.num_nodes, row.gpus_per_node, least_gpus(row.layouts), row.gpu_type),
         "processes_per_node": row.processes_per_node,
+        "size": size,
         "priority": row.priority,
         "tags": json.loads(row.tags) if is_insider else {},
         "attempts": row.num_attempts,
@@ -66,6 +74,17 @@ def job_json(
         "version": row.version,
         "spec": json.loads(row.spec) if is_insider and is_whole else None,
     }
+
+
+def resources_json(num_nodes: int, gpus_per_node: int, min_gpus: int | None, gpu_type: str | None) -> dict[str, Any]:
+    """What a job asks for. With a range of GPUs: its largest layout, and from how many on it runs."""
+    gpus = num_nodes * gpus_per_node
+    return {"nodes": num_nodes, "gpus_per_node": gpus_per_node, "gpus": gpus, "min_gpus": min_gpus, "gpu": gpu_type}
+
+
+def least_gpus(layouts: str | None) -> int | None:
+    """The least GPUs that a job runs on, from its stored layouts; None if it runs on one number only."""
+    return None if layouts is None else layouts_from_json(layouts)[-1].num_gpus
 
 
 def progress_json(progress: Progress, now: float) -> dict[str, Any]:
@@ -102,9 +121,9 @@ def checkpoint_json(row: Row[Any]) -> dict[str, Any]:
     }
 
 
-def plan_json(plan: TrainingPlan) -> dict[str, Any]:
+def plan_json(planned: Planned) -> dict[str, Any]:
     """What was resolved for a training, and what its owner should know about it."""
-    parallel = plan.parallel
+    plan, parallel, choice = planned.plan, planned.plan.parallel, planned.choice
     return {
         "strategy": parallel.strategy,
         "ranks": parallel.world_size,
@@ -112,6 +131,11 @@ def plan_json(plan: TrainingPlan) -> dict[str, Any]:
         "grad_accum_steps": parallel.grad_accum_steps,
         "batch_size": plan.train.batch_size,
         "notes": list(plan.notes),
+        "parallel": encode(parallel),
+        "memory_bytes": None if choice is None else choice.memory.worst.total,
+        "why": None if choice is None else choice.why,
+        "alternatives": [] if choice is None else [one.text for one in choice.alternatives],
+        "lines": list(planned.lines),
     }
 
 
@@ -127,10 +151,8 @@ def load_newest_checkpoints(connection: Connection, job_ids: Sequence[int]) -> d
     return {row.job_id: row for row in rows}
 
 
-def load_attempts(
-    connection: Connection, job_ids: Sequence[int], now: float
-) -> dict[int, tuple[dict[str, Any] | None, Progress | None]]:
-    """Per job: its open attempt as JSON (None when it has none) and the progress of its latest attempt."""
+def load_attempts(connection: Connection, job_ids: Sequence[int], now: float) -> dict[int, Latest]:
+    """Per job what its latest attempt tells; jobs without any are not in it."""
     if not job_ids:
         return {}
     latest = (
@@ -144,7 +166,17 @@ def load_attempts(
     ).all()
     open_ids = [row.id for row in rows if row.state != AttemptState.ENDED]
     shares = _load_shares(connection, open_ids, now) if open_ids else {}
-    return {row.job_id: (_attempt_json(row, shares), _progress(row)) for row in rows}
+    return {row.job_id: Latest(_attempt_json(row, shares), _progress(row), size_json(row)) for row in rows}
+
+
+def size_json(row: Any) -> dict[str, int]:
+    """The size of an attempt."""
+    return {
+        "nodes": row.num_nodes,
+        "gpus_per_node": row.gpus_per_node,
+        "gpus": row.num_nodes * row.gpus_per_node,
+        "processes_per_node": row.processes_per_node,
+    }
 
 
 def _progress(row: Row[Any]) -> Progress | None:

@@ -30,13 +30,31 @@ from service.api.deps import (
     json_response,
     json_text_response,
 )
-from service.api.job_json import job_json, load_attempts, load_newest_checkpoints, plan_json
+from service.api.job_json import (
+    Latest,
+    job_json,
+    least_gpus,
+    load_attempts,
+    load_newest_checkpoints,
+    plan_json,
+    resources_json,
+)
 from service.auth.permissions import Action, may_read
 from service.auth.principals import Principal
 from service.clock import rfc3339
-from service.db.tables import events, jobs, teams, users
+from service.db.tables import attempts, events, jobs, teams, users
+from service.domain.gang_layout import fixed_layout
+from service.domain.spec import JobSpec, ResolvedGang
+from service.domain.states import AttemptState
 from service.errors import InvalidRequest
-from service.operations.submit_job import SUBMITTED, check_submission, replay, request_hash, submit_job
+from service.operations.submit_job import (
+    SUBMITTED,
+    Submission,
+    check_submission,
+    replay,
+    request_hash,
+    submit_job,
+)
 from service.scheduler.load_world import load_waiting, load_world
 from service.scheduler.plan import Place, plan
 from service.scheduler.world import WaitingJob, World, queue_order
@@ -76,12 +94,7 @@ def post_job(
                 "valid": True,
                 "spec": json.loads(spec.to_json()),
                 "team": submission.team,
-                "resources": {
-                    "nodes": gang.num_nodes,
-                    "gpus_per_node": gang.gpus_per_node,
-                    "gpus": gang.num_nodes * gang.gpus_per_node,
-                    "gpu": spec.resources.gpu_type,
-                },
+                "resources": _resolved_json(spec, gang),
                 "processes_per_node": gang.processes_per_node,
                 "plan": None if submission.training is None else plan_json(submission.training),
                 "reason": _would_wait(state, submission),
@@ -100,7 +113,7 @@ def post_job(
             cause=None,
         )
         now = columns["submitted_at"]
-        told = job_json(row, attempt=None, progress=None, checkpoint=None, now=now, is_insider=True, is_whole=True)
+        told = job_json(row, latest=Latest(), checkpoint=None, now=now, is_insider=True, is_whole=True)
         return json.dumps(told, ensure_ascii=False)
 
     text, is_replay = submit_job(
@@ -118,7 +131,15 @@ def _created(text: str, *, is_replay: bool) -> Response:
     return json_text_response(text, 201, headers)
 
 
-def _would_wait(state: AppState, submission: Any) -> dict[str, str] | None:
+def _resolved_json(spec: JobSpec, gang: ResolvedGang) -> dict[str, Any]:
+    """What was asked, resolved; with a range of GPUs also the numbers that it may start on, the largest first."""
+    sizes = list(dict.fromkeys(layout.num_gpus for layout in gang.layouts))
+    least = sizes[-1] if sizes else None
+    told = resources_json(gang.num_nodes, gang.gpus_per_node, least, spec.resources.gpu_type)
+    return {**told, "sizes": sizes or None}
+
+
+def _would_wait(state: AppState, submission: Submission) -> dict[str, str] | None:
     """Why the job would wait if it were submitted now; None when it would start at once."""
     gang, spec = submission.gang, submission.spec
     with state.database.read() as connection:
@@ -129,10 +150,9 @@ def _would_wait(state: AppState, submission: Any) -> dict[str, str] | None:
         team_id=submission.team_id,
         priority=spec.priority,
         submitted_at=now,
-        num_nodes=gang.num_nodes,
-        gpus_per_node=gang.gpus_per_node,
+        layouts=gang.layouts
+        or fixed_layout(gang.num_nodes, gang.gpus_per_node, gang.processes_per_node, gang.cpus_per_node),
         gpu_type=spec.resources.gpu_type,
-        cpus_per_node=gang.cpus_per_node,
         memory_bytes_per_node=gang.memory_bytes_per_node,
     )
     decided = plan(World(nodes=world.nodes, waiting=(*world.waiting, newcomer)), now)
@@ -181,8 +201,8 @@ def list_jobs(
         rows = connection.execute(query).all()
         page = rows[:limit]
         tried = [row.id for row in page if row.num_attempts]
-        extras, newest = load_attempts(connection, tried, now), load_newest_checkpoints(connection, tried)
-    items = [_brief(row, extras.get(row.id, (None, None)), newest.get(row.id), principal, now) for row in page]
+        latest, newest = load_attempts(connection, tried, now), load_newest_checkpoints(connection, tried)
+    items = [_brief(row, latest.get(row.id, Latest()), newest.get(row.id), principal, now) for row in page]
     following = _write_cursor(page[-1]) if len(rows) > limit else None
     return json_response({"items": items, "next": following})
 
@@ -197,13 +217,11 @@ def _has_tag(tag: str, is_sqlite: bool) -> ColumnElement[bool]:
 
 
 def _brief(
-    row: Row[Any], extra: tuple[Any, Any], checkpoint: Row[Any] | None, principal: Principal, now: float
+    row: Row[Any], latest: Latest, checkpoint: Row[Any] | None, principal: Principal, now: float
 ) -> dict[str, Any]:
-    attempt, progress = extra
     told = job_json(
         row,
-        attempt=attempt,
-        progress=progress,
+        latest=latest,
         checkpoint=checkpoint,
         now=now,
         is_insider=may_read(principal, job_facts(row)),
@@ -257,11 +275,9 @@ def show_job(state: AppState, principal: Principal, job_id: int) -> dict[str, An
     with state.database.read() as connection:
         row = allowed_job(connection, principal, job_id, Action.JOB_SEE)
         now = state.database.now(connection)
-        attempt, progress = load_attempts(connection, [job_id], now).get(job_id, (None, None))
         return job_json(
             row,
-            attempt=attempt,
-            progress=progress,
+            latest=load_attempts(connection, [job_id], now).get(job_id, Latest()),
             checkpoint=load_newest_checkpoints(connection, [job_id]).get(job_id),
             now=now,
             is_insider=may_read(principal, job_facts(row)),
@@ -304,12 +320,24 @@ def _ahead(connection: Connection, principal: Principal, row: Row[Any]) -> dict[
         .limit(AHEAD_SHOWN)
     ).all()
     waiting = [shown[job_id] for job_id in before[-AHEAD_SHOWN:] if job_id in shown]
-    return {"count": len(before), "jobs": [_face(principal, other) for other in [*waiting, *holders]]}
+    held = {
+        attempt.job_id: attempt.num_nodes * attempt.gpus_per_node
+        for attempt in connection.execute(
+            select(attempts.c.job_id, attempts.c.num_nodes, attempts.c.gpus_per_node).where(
+                attempts.c.job_id.in_([row.id for row in holders]), attempts.c.state != AttemptState.ENDED
+            )
+        )
+    }
+    faces = [_face(principal, other, held.get(other.id)) for other in [*waiting, *holders]]
+    return {"count": len(before), "jobs": faces}
 
 
-def _face(principal: Principal, row: Row[Any]) -> dict[str, Any]:
-    """A job as anybody may see it: a private one only as such."""
-    facts = {"state": row.state, "gpus": row.num_nodes * row.gpus_per_node}
+def _face(principal: Principal, row: Row[Any], held: int | None) -> dict[str, Any]:
+    """A job as anybody may see it: a private one only as such. `held`: the GPUs that it has now, None: it waits."""
+    if held is not None:
+        facts = {"state": row.state, "gpus": held, "min_gpus": None}
+    else:
+        facts = {"state": row.state, "gpus": row.num_nodes * row.gpus_per_node, "min_gpus": least_gpus(row.layouts)}
     if row.is_private and not may_read(principal, job_facts(row)):
         return {"id": None, "name": f"a private job of team {row.team}", "owner": None, **facts}
     return {"id": row.id, "name": row.name, "owner": row.owner, **facts}

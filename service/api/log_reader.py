@@ -45,7 +45,7 @@ def load_log_facts(connection: Connection, job: Row[Any], attempt_number: int | 
         attempt_id=attempt.id,
         attempt_number=attempt.number,
         is_over=attempt.state == AttemptState.ENDED,
-        num_ranks=job.num_nodes * job.processes_per_node,
+        num_ranks=attempt.num_nodes * attempt.processes_per_node,
         sizes={row.rank: row.num_bytes for row in rows},
     )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gangline.protocol.launch import decode
+from service.domain.gang_layout import GangLayout, equal_shares, most_compact
 from trainer.plan.training_plan import TrainingSpec
 
 ANY_GPU: Final = "any"
@@ -52,6 +53,9 @@ class ResourceSpec:
     num_nodes: int | None = None
     gpus_per_node: int | None = None
     total_gpus: int | None = None
+    """With `min_gpus`: the most that it can use."""
+    min_gpus: int | None = None
+    """The least that it runs on, of a job that runs on whatever number is free; None: on one number only."""
     gpu_type: str | None = None
     cpus_per_node: float | None = None
     memory_bytes_per_node: int | None = None
@@ -138,13 +142,15 @@ class NodeShape:
     num_gpus: int
     gpu_types: frozenset[str]
     """Models as the node reports them, such as `NVIDIA H100 80GB HBM3`."""
+    gpu_memory_bytes: int | None = None
+    """Of its smallest GPU; None: it has CPU slots, or does not say."""
     cpus: float
     memory_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedGang:
-    """The gang to place: the same share on each of `num_nodes` nodes."""
+    """The gang to place: the same share on each of `num_nodes` nodes. Of a job with a range of GPUs, the largest."""
 
     num_nodes: int
     gpus_per_node: int
@@ -152,6 +158,8 @@ class ResolvedGang:
     cpus_per_node: float
     memory_bytes_per_node: int
     """0: not asked for."""
+    layouts: tuple[GangLayout, ...] = ()
+    """Of a job with a range of GPUs: all that it may start on, the largest first. (): only the one above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +181,13 @@ def gpu_type_matches(asked: str | None, gpu_types: frozenset[str]) -> bool:
     return any(words in _words(gpu_type) for gpu_type in gpu_types)
 
 
+def least_gpu_memory(asked: str | None, shapes: Sequence[NodeShape]) -> int | None:
+    """Memory of the smallest GPU that a job for GPUs of type `asked` may get; None: not known of all of them."""
+    able = [shape.gpu_memory_bytes for shape in shapes if shape.num_gpus and gpu_type_matches(asked, shape.gpu_types)]
+    known = [one for one in able if one is not None]
+    return min(known) if known and len(known) == len(able) else None
+
+
 def _words(text: str) -> str:
     return " " + " ".join(re.findall(r"\w+", text.casefold())) + " "
 
@@ -180,10 +195,13 @@ def _words(text: str) -> str:
 def resolve_gang(spec: JobSpec, node_shapes: Sequence[NodeShape]) -> ResolvedGang | DoesNotFit:
     """The gang of a job in a pool of these nodes.
 
-    Nothing said: one node with one GPU. Only `gpus: N`: the fewest nodes of equal share that the pool allows. A pool
-    without any node resolves to the literal numbers, so that jobs may be submitted before nodes join.
+    Nothing said: one node with one GPU. Only `gpus: N`: the fewest nodes of equal share that the pool allows; of a
+    range, every layout of every size that it allows. A pool without any node resolves to the literal numbers, so that
+    jobs may be submitted before nodes join.
     """
     asked = spec.resources
+    if asked.min_gpus is not None:
+        return gang_of(spec, most_compact(_elastic_layouts(spec, node_shapes))) or _explain_misfit(asked, node_shapes)
     if not node_shapes:
         num_nodes, gpus = _literal_layout(asked)
         return _gang(spec, num_nodes, gpus, cpus_available=None)
@@ -195,6 +213,39 @@ def resolve_gang(spec: JobSpec, node_shapes: Sequence[NodeShape]) -> ResolvedGan
             cpus_available = sorted((shape.cpus for shape in fitting), reverse=True)[num_nodes - 1]
             return _gang(spec, num_nodes, gpus, cpus_available=cpus_available)
     return _explain_misfit(asked, node_shapes)
+
+
+def gang_of(spec: JobSpec, layouts: Sequence[GangLayout]) -> ResolvedGang | None:
+    """The gang of a job with a range of GPUs that may start on these, the largest first; None when there is none."""
+    if not layouts:
+        return None
+    first = layouts[0]
+    return ResolvedGang(
+        num_nodes=first.num_nodes,
+        gpus_per_node=first.gpus_per_node,
+        processes_per_node=first.processes_per_node,
+        cpus_per_node=first.cpus_per_node,
+        memory_bytes_per_node=spec.resources.memory_bytes_per_node or 0,
+        layouts=tuple(layouts),
+    )
+
+
+def _elastic_layouts(spec: JobSpec, shapes: Sequence[NodeShape]) -> list[GangLayout]:
+    asked = spec.resources
+    least, most = asked.min_gpus or 1, asked.total_gpus or 1
+    if not shapes:
+        return [_layout(spec, *numbers, cpus_available=None) for numbers in equal_shares(least, most, most, most)]
+    largest_share = max(shape.num_gpus for shape in shapes)
+    # CPUs of the nodes that can give a share of so many GPUs, the most first.
+    cpus = {
+        share: sorted((shape.cpus for shape in _fitting(shapes, asked, share)), reverse=True)
+        for share in range(1, largest_share + 1)
+    }
+    return [
+        _layout(spec, num_nodes, share, cpus_available=cpus[share][num_nodes - 1])
+        for num_nodes, share in equal_shares(least, most, largest_share, len(shapes))
+        if num_nodes <= len(cpus[share])
+    ]
 
 
 def _literal_layout(asked: ResourceSpec) -> tuple[int, int]:
@@ -227,19 +278,24 @@ def _fitting(shapes: Sequence[NodeShape], asked: ResourceSpec, gpus: int) -> lis
 
 
 def _gang(spec: JobSpec, num_nodes: int, gpus: int, *, cpus_available: float | None) -> ResolvedGang:
+    layout = _layout(spec, num_nodes, gpus, cpus_available=cpus_available)
+    return ResolvedGang(
+        num_nodes=num_nodes,
+        gpus_per_node=gpus,
+        processes_per_node=layout.processes_per_node,
+        cpus_per_node=layout.cpus_per_node,
+        memory_bytes_per_node=spec.resources.memory_bytes_per_node or 0,
+    )
+
+
+def _layout(spec: JobSpec, num_nodes: int, gpus: int, *, cpus_available: float | None) -> GangLayout:
     cpus = spec.resources.cpus_per_node
     if cpus is None:
         cpus = float(max(1, gpus))
         cpus = cpus if cpus_available is None else min(cpus, cpus_available)
     # A command runs once per node and brings its own launcher.
     processes = 1 if spec.run.kind == "command" else (spec.processes_per_node or max(1, gpus))
-    return ResolvedGang(
-        num_nodes=num_nodes,
-        gpus_per_node=gpus,
-        processes_per_node=processes,
-        cpus_per_node=cpus,
-        memory_bytes_per_node=spec.resources.memory_bytes_per_node or 0,
-    )
+    return GangLayout(num_nodes=num_nodes, gpus_per_node=gpus, processes_per_node=processes, cpus_per_node=cpus)
 
 
 # --- Why it does not fit -------------------------------------------------------------------------------------------
@@ -291,11 +347,26 @@ def _explain_total(asked: ResourceSpec, typed: Sequence[NodeShape], request: str
     gpus_by_node = sorted((shape.num_gpus for shape in able), reverse=True)
     most, nodes = max((gpus * n, -n) for n, gpus in enumerate(gpus_by_node, start=1))
     layout = f"{_count(-nodes, 'node')} × {most // -nodes}"
-    uneven = "" if (asked.total_gpus or 0) > most else f", and {asked.total_gpus} cannot be split evenly over them"
+    least = asked.total_gpus if asked.min_gpus is None else asked.min_gpus
+    uneven = "" if (least or 0) > most else f", and {_plain_range(asked)} cannot be split evenly over them"
     return DoesNotFit(
         message=f"{request} The most that nodes can give in equal shares is {_count(most, 'GPU')} ({layout}){uneven}.",
-        fix=f"Set resources.gpus to {most}, or to a smaller number that splits evenly.",
+        fix=_total_fix(asked, most),
     )
+
+
+def _total_fix(asked: ResourceSpec, most: int) -> str:
+    if asked.min_gpus is None or most == 0:
+        return f"Set resources.gpus to {most}, or to a smaller number that splits evenly."
+    if asked.min_gpus > most:
+        return f"Set resources.gpus.min to at most {most}."
+    return f"Set resources.gpus.max to at least {most}."
+
+
+def _plain_range(asked: ResourceSpec) -> str:
+    if asked.min_gpus in (None, asked.total_gpus):
+        return str(asked.total_gpus)
+    return f"{asked.min_gpus} to {asked.total_gpus}"
 
 
 def _fewer_nodes(shapes: Sequence[NodeShape], of_shape: Any, wanted: float) -> str:
@@ -306,7 +377,8 @@ def _fewer_nodes(shapes: Sequence[NodeShape], of_shape: Any, wanted: float) -> s
 def _describe(asked: ResourceSpec, num_nodes: int, gpus: int, *, is_total_only: bool) -> str:
     of_type = f" of type {asked.gpu_type}" if asked.gpu_type and gpus else ""
     if is_total_only:
-        parts = [f"{_count(asked.total_gpus or 0, 'GPU')}{of_type}"]
+        number = _plain_range(asked)
+        parts = [f"{number} GPU{'' if number == '1' else 's'}{of_type}"]
     else:
         each = " each" if num_nodes > 1 else ""
         parts = [f"{_count(num_nodes, 'node')} with {_count(gpus, 'GPU')}{of_type}{each}"]

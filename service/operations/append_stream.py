@@ -90,11 +90,7 @@ def append_stream(
 
 
 def _node_rank_of(connection: Connection, attempt_id: int, rank: int) -> int:
-    per_node = connection.execute(
-        select(jobs.c.processes_per_node)
-        .join(attempts, attempts.c.job_id == jobs.c.id)
-        .where(attempts.c.id == attempt_id)
-    ).scalar_one()
+    per_node = connection.execute(select(attempts.c.processes_per_node).where(attempts.c.id == attempt_id)).scalar_one()
     return int(rank // per_node)
 
 

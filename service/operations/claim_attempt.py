@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, func, select
 
 from gangline.protocol.launch import AssignedGPU, CodeSource, LaunchPlan, NodeFailure, NodeReport, RunPlan, encode
 from gangline.protocol.outcomes import JobState, Outcome, StopIntent
@@ -24,8 +24,10 @@ from service.operations.job_lock import lock_job_of
 from service.operations.settle_attempt import end_attempt_node, settle_attempt
 from service.operations.stop_attempt import stop_attempt
 from service.settings import Settings
+from trainer.plan.parallel_plan import RankLayout
+from trainer.plan.planning import plan_on
 from trainer.plan.problem import PlanError
-from trainer.plan.training_plan import TrainingPlan, TrainingSpec, plan_training
+from trainer.plan.training_plan import TrainingPlan, TrainingSpec
 
 
 def claim_attempt(
@@ -139,14 +141,14 @@ def _launch_plan(
         pool_id=pool_id,
         node_name=node.name,
         node_rank=row.node_rank,
-        num_nodes=job.num_nodes,
+        num_nodes=attempt.num_nodes,
         node_address=node.address,
-        processes_per_node=job.processes_per_node,
-        first_rank=row.node_rank * job.processes_per_node,
-        world_size=job.num_nodes * job.processes_per_node,
+        processes_per_node=attempt.processes_per_node,
+        first_rank=row.node_rank * attempt.processes_per_node,
+        world_size=attempt.num_nodes * attempt.processes_per_node,
         gpus=tuple(AssignedGPU(index=gpu.gpu_index, uuid=gpu.uuid, kind=gpu.kind) for gpu in assigned),
-        cpus=job.cpus_per_node,
-        memory_bytes=job.memory_bytes_per_node or None,
+        cpus=row.cpus,
+        memory_bytes=row.memory_bytes or None,
         run=RunPlan(
             kind=spec.run.kind,
             script=spec.run.script,
@@ -163,19 +165,31 @@ def _launch_plan(
         disconnect_stop_seconds=disconnect_stop,
         gather_seconds=settings.gather_seconds,
         start_reason=attempt.start_reason,
-        training=None if spec.training is None else encode(_training_plan(spec.training, attempt, job)),
+        training=None if spec.training is None else encode(_training_plan(tx, spec.training, attempt)),
         shared_folder_id=attempt.shared_folder_id,
     )
 
 
-def _training_plan(training: TrainingSpec, attempt: Row[Any], job: Row[Any]) -> TrainingPlan:
-    """The plan file, but for the folders that only the node knows."""
+def _training_plan(tx: Write, training: TrainingSpec, attempt: Row[Any]) -> TrainingPlan:
+    """The plan file for the GPUs of this attempt, but for the folders that only the node knows."""
+    layout = RankLayout(num_nodes=attempt.num_nodes, ranks_per_node=attempt.processes_per_node)
     return replace(
-        plan_training(training, job.num_nodes * job.processes_per_node),
+        plan_on(training, layout, gpu_memory_bytes=_least_gpu_memory(tx, attempt.id)).plan,
         checkpoint_subfolder=subfolder_of(attempt.id),
         is_checkpoint_root_shared=attempt.shared_folder_id is not None,
         resume_from=resume_points(attempt.resume_from),
     )
+
+
+def _least_gpu_memory(tx: Write, attempt_id: int) -> int | None:
+    """Memory of the attempt's smallest GPU, over all nodes, so that each of them plans the same; None on CPU slots."""
+    smallest = tx.connection.execute(
+        select(func.min(gpus.c.memory_bytes))
+        .join(allocations, (allocations.c.node_id == gpus.c.node_id) & (allocations.c.gpu_index == gpus.c.gpu_index))
+        .join(attempt_nodes, attempt_nodes.c.id == allocations.c.attempt_node_id)
+        .where(attempt_nodes.c.attempt_id == attempt_id)
+    ).scalar_one()
+    return smallest or None
 
 
 def disconnect_stop_seconds(settings: Settings, grace_seconds: float) -> float:

@@ -21,15 +21,17 @@ from service import clock
 from service.auth.principals import Principal
 from service.db.session import Database
 from service.db.tables import bundles, gpus, idempotency_keys, nodes
+from service.domain.gang_layout import layouts_to_json
 from service.domain.reasons import Reason, ReasonCode
-from service.domain.spec import DoesNotFit, JobSpec, NodeShape, ResolvedGang, resolve_gang
+from service.domain.spec import DoesNotFit, JobSpec, NodeShape, ResolvedGang, least_gpu_memory, resolve_gang
 from service.errors import DoesNotFitPool, FieldProblem, Forbidden, IdempotencyConflict, InvalidJobSpec
 from service.operations.claim_attempt import disconnect_stop_seconds
 from service.operations.commit_submissions import NewJob, SubmissionCommitter
+from service.operations.plan_gang import plan_gang
 from service.settings import Settings
 from service.storage.bundles import BundleFiles
+from trainer.plan.planning import Planned
 from trainer.plan.problem import PlanError
-from trainer.plan.training_plan import TrainingPlan, plan_training
 
 SUBMITTED = Reason(
     code=ReasonCode.SUBMITTED, text="It was just submitted; the scheduler looks at it now.", fix="Nothing to do."
@@ -43,8 +45,8 @@ class Submission:
 
     spec: JobSpec
     gang: ResolvedGang
-    training: TrainingPlan | None
-    """Of a recipe or entry: its plan for the ranks that the gang makes."""
+    training: Planned | None
+    """Of a recipe or entry: its plan for the ranks that the gang makes; with a range of GPUs, for the largest size."""
     team_id: int
     team: str
 
@@ -71,8 +73,11 @@ class PoolShapes:
     def _load(self) -> tuple[NodeShape, ...]:
         with self._database.read() as connection:
             models: defaultdict[int, list[str]] = defaultdict(list)
-            for row in connection.execute(select(gpus.c.node_id, gpus.c.model).where(gpus.c.removed_at.is_(None))):
+            memory: dict[int, int] = {}
+            present = select(gpus.c.node_id, gpus.c.model, gpus.c.memory_bytes).where(gpus.c.removed_at.is_(None))
+            for row in connection.execute(present):
                 models[row.node_id].append(row.model)
+                memory[row.node_id] = min(row.memory_bytes, memory.get(row.node_id, row.memory_bytes))
             # A node that has only enrolled has not said yet what it has.
             rows = connection.execute(select(nodes).where(nodes.c.last_heartbeat_at.is_not(None)))
             return tuple(
@@ -80,6 +85,7 @@ class PoolShapes:
                     name=node.name,
                     num_gpus=len(models[node.id]),
                     gpu_types=frozenset(models[node.id]),
+                    gpu_memory_bytes=memory.get(node.id) or None,
                     cpus=node.cpus,
                     memory_bytes=node.memory_bytes,
                 )
@@ -111,19 +117,18 @@ def check_submission(
         gang = resolve_gang(spec, shapes.get(refresh=True))
     if isinstance(gang, DoesNotFit):
         raise DoesNotFitPool(gang.message, fix=gang.fix)
-    return Submission(spec=spec, gang=gang, training=_plan(spec, gang), team_id=team_id, team=team)
+    gang, training = _plan(spec, gang, least_gpu_memory(spec.resources.gpu_type, shapes.get()))
+    return Submission(spec=spec, gang=gang, training=training, team_id=team_id, team=team)
 
 
 def _invalid(problems: Sequence[FieldProblem]) -> InvalidJobSpec:
     return InvalidJobSpec(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", errors=problems)
 
 
-def _plan(spec: JobSpec, gang: ResolvedGang) -> TrainingPlan | None:
-    """The plan of a training for the number of ranks, known only now. Raises InvalidJobSpec."""
-    if spec.training is None:
-        return None
+def _plan(spec: JobSpec, gang: ResolvedGang, gpu_memory_bytes: int | None) -> tuple[ResolvedGang, Planned | None]:
+    """The plan of a training for the number of ranks, known only now (`plan_gang`). Raises InvalidJobSpec."""
     try:
-        return plan_training(spec.training, gang.num_nodes * gang.processes_per_node)
+        return plan_gang(spec, gang, gpu_memory_bytes)
     except PlanError as error:
         raise _invalid(
             [FieldProblem(pointer=one.key, message=one.message, suggestion=one.fix) for one in error.problems]
@@ -255,6 +260,7 @@ def submit_job(
         "cpus_per_node": gang.cpus_per_node,
         "memory_bytes_per_node": gang.memory_bytes_per_node,
         "processes_per_node": gang.processes_per_node,
+        "layouts": layouts_to_json(gang.layouts) if gang.layouts else None,
         "priority": spec.priority,
         "tags": json.dumps(spec.tags, ensure_ascii=False),
         "state": JobState.WAITING,

@@ -76,7 +76,7 @@ def _apply_place(database: Database, place: Place, epoch: int) -> bool:
 
 
 _JOB_FOR_PLACEMENT = select(
-    jobs.c.num_attempts, jobs.c.start_reason, jobs.c.cpus_per_node, jobs.c.memory_bytes_per_node, jobs.c.started_at
+    jobs.c.num_attempts, jobs.c.start_reason, jobs.c.memory_bytes_per_node, jobs.c.layouts
 ).where(jobs.c.id == bindparam("job_id"), jobs.c.state == JobState.WAITING, ~jobs.c.is_cancel_wished)
 
 _NODES_FOR_PLACEMENT = (
@@ -97,7 +97,8 @@ def _place(tx: Write, place: Place, epoch: int) -> None:
     job = tx.connection.execute(_JOB_FOR_PLACEMENT, {"job_id": place.job_id}).one_or_none()
     if job is None:
         raise StaleTransition(f"job {place.job_id} waits no more")
-    node_ids = [share.node_id for share in place.shares]
+    layout, shares = place.gang.layout, place.gang.shares
+    node_ids = [share.node_id for share in shares]
     rows = tx.connection.execute(_NODES_FOR_PLACEMENT, {"node_ids": node_ids})
     names = {row.id: row.name for row in rows}
     if len(names) != len(node_ids):
@@ -109,6 +110,9 @@ def _place(tx: Write, place: Place, epoch: int) -> None:
             "job_id": place.job_id,
             "number": number,
             "state": AttemptState.ALLOCATED,
+            "num_nodes": layout.num_nodes,
+            "gpus_per_node": layout.gpus_per_node,
+            "processes_per_node": layout.processes_per_node,
             "start_reason": job.start_reason,
             "leader_epoch": epoch,
             "stop_detail": "",
@@ -117,7 +121,7 @@ def _place(tx: Write, place: Place, epoch: int) -> None:
             "created_at": tx.now,
         },
     ).scalar_one()
-    for node_rank, share in enumerate(place.shares):
+    for node_rank, share in enumerate(shares):
         attempt_node_id = tx.connection.execute(
             _INSERT_PART,
             {
@@ -127,7 +131,7 @@ def _place(tx: Write, place: Place, epoch: int) -> None:
                 "state": AttemptNodeState.ALLOCATED,
                 "is_lost": False,
                 "clock_offset_seconds": 0.0,
-                "cpus": job.cpus_per_node,
+                "cpus": layout.cpus_per_node,
                 "memory_bytes": job.memory_bytes_per_node,
                 "created_at": tx.now,
             },
@@ -146,15 +150,15 @@ def _place(tx: Write, place: Place, epoch: int) -> None:
                 ],
             )
         add_hint(tx, node_queue(names[share.node_id]), attempt_id)
-    where = ", ".join(
-        f"{names[share.node_id]} GPU {','.join(map(str, share.gpu_indices)) or '–'}" for share in place.shares
-    )
+    where = ", ".join(f"{names[share.node_id]} GPU {','.join(map(str, share.gpu_indices)) or '–'}" for share in shares)
+    # Of a job that always asks for the same, the number goes without saying.
+    size = "" if job.layouts is None else f"with {layout.num_gpus} GPU{'' if layout.num_gpus == 1 else 's'} "
     move_job(
         tx,
         place.job_id,
         JobState.STARTING,
         actor="scheduler",
-        text=f"Attempt {number} starts on {where}.",
+        text=f"Attempt {number} starts {size}on {where}.",
         attempt_number=number,
         columns={"num_attempts": number, "reason": None, "not_before": None},
     )

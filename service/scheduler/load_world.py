@@ -9,6 +9,7 @@ from sqlalchemy import Connection, func, select
 
 from service.db.tables import allocations, attempt_nodes, checkpoints, gpus, jobs, nodes
 from service.domain.checkpoints import CheckpointHome
+from service.domain.gang_layout import layouts_of
 from service.domain.states import AttemptNodeState, JobState, NodeState
 from service.scheduler.world import GPUView, NodeView, WaitingJob, World
 from service.settings import Settings, silent_seconds
@@ -26,13 +27,15 @@ _WAITING = select(
     jobs.c.team_id,
     jobs.c.priority,
     jobs.c.submitted_at,
-    jobs.c.num_nodes,
-    jobs.c.gpus_per_node,
     jobs.c.gpu_type,
-    jobs.c.cpus_per_node,
     jobs.c.memory_bytes_per_node,
     jobs.c.not_before,
     jobs.c.reason,
+    jobs.c.layouts,
+    jobs.c.num_nodes,
+    jobs.c.gpus_per_node,
+    jobs.c.processes_per_node,
+    jobs.c.cpus_per_node,
 ).where(jobs.c.state == JobState.WAITING)
 
 
@@ -51,9 +54,22 @@ def load_waiting(connection: Connection) -> tuple[tuple[WaitingJob, ...], dict[i
     waiting = []
     homes = load_homes(connection)
     for row in connection.execute(_WAITING):
-        *facts, reason = row
-        reasons[row.id] = reason
-        waiting.append(WaitingJob(**dict(zip(_WAITING_FIELDS, facts, strict=True)), home=homes.get(row.id)))
+        reasons[row.id] = row.reason
+        waiting.append(
+            WaitingJob(
+                id=row.id,
+                team_id=row.team_id,
+                priority=row.priority,
+                submitted_at=row.submitted_at,
+                layouts=layouts_of(
+                    row.layouts, row.num_nodes, row.gpus_per_node, row.processes_per_node, row.cpus_per_node
+                ),
+                gpu_type=row.gpu_type,
+                memory_bytes_per_node=row.memory_bytes_per_node,
+                not_before=row.not_before,
+                home=homes.get(row.id),
+            )
+        )
     return tuple(waiting), reasons
 
 
@@ -69,9 +85,6 @@ def load_homes(connection: Connection) -> dict[int, CheckpointHome]:
     """Where the newest checkpoint of each waiting job lies; jobs without any are not in it."""
     newest = {job_id: place for job_id, *place in connection.execute(_HOMES)}
     return {job_id: CheckpointHome.of_row(*place) for job_id, place in newest.items()}
-
-
-_WAITING_FIELDS = tuple(column.name for column in _WAITING.selected_columns if column.name != "reason")
 
 
 def load_nodes(connection: Connection, now: float, settings: Settings) -> tuple[NodeView, ...]:

@@ -1,17 +1,22 @@
 """Which nodes and which GPUs a gang takes. Pure and deterministic.
 
-Nodes: best fit (the fewest free GPUs left over), so that whole nodes stay free for large gangs. GPUs of a node: from
-the smallest link group that holds them all, else from as few groups as possible.
+A gang with several layouts takes the first that fits. Nodes: best fit (the fewest free GPUs left over), so that whole
+nodes stay free for large gangs. GPUs of a node: from the smallest link group that holds them all, else from as few
+groups as possible.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from service.domain.gang_layout import GangLayout
 from service.domain.spec import gpu_type_matches
 from service.scheduler.world import GPUView, NodeView, WaitingJob
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +25,15 @@ class NodeShare:
 
     node_id: int
     gpu_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedGang:
+    """What a whole gang takes."""
+
+    layout: GangLayout
+    shares: tuple[NodeShare, ...]
+    """One of each of its nodes, in the order of their node ranks."""
 
 
 @dataclass
@@ -40,20 +54,20 @@ class FreeNode:
         """Free GPUs of a type; None: of any."""
         return [gpu for gpu in self.gpus if matches(gpu, gpu_type)]
 
-    def holds(self, job: WaitingJob) -> bool:
+    def holds(self, job: WaitingJob, layout: GangLayout) -> bool:
         """Whether one node's part of the gang fits here now."""
         return (
             job.may_run_on(self.view)
-            and self.cpus >= job.cpus_per_node
+            and self.cpus >= layout.cpus_per_node
             and self.memory_bytes >= job.memory_bytes_per_node
-            and len(self.matching(job.gpu_type)) >= job.gpus_per_node
+            and len(self.matching(job.gpu_type)) >= layout.gpus_per_node
         )
 
-    def take(self, job: WaitingJob) -> NodeShare:
+    def take(self, job: WaitingJob, layout: GangLayout) -> NodeShare:
         """Take one node's part of the gang."""
-        chosen = choose_gpus(self.matching(job.gpu_type), job.gpus_per_node)
+        chosen = choose_gpus(self.matching(job.gpu_type), layout.gpus_per_node)
         self.gpus = [gpu for gpu in self.gpus if gpu.index not in chosen]
-        self.cpus -= job.cpus_per_node
+        self.cpus -= layout.cpus_per_node
         self.memory_bytes -= job.memory_bytes_per_node
         return NodeShare(node_id=self.view.id, gpu_indices=chosen)
 
@@ -63,13 +77,31 @@ def matches(gpu: GPUView, gpu_type: str | None) -> bool:
     return gpu_type_matches(gpu_type, frozenset({gpu.model}))
 
 
-def place_gang(free: Sequence[FreeNode], job: WaitingJob) -> tuple[NodeShare, ...] | None:
-    """The shares of a gang, all or nothing: None when it does not fit now. Takes them from `free`."""
-    holding = [node for node in free if node.view.blocked_by is None and node.holds(job)]
-    if len(holding) < job.num_nodes:
-        return None
-    best = sorted(holding, key=lambda node: (len(node.gpus), node.cpus, node.view.name))[: job.num_nodes]
-    return tuple(node.take(job) for node in sorted(best, key=lambda node: node.view.name))
+def place_gang(free: Sequence[FreeNode], job: WaitingJob) -> PlacedGang | None:
+    """The first layout of a gang that fits now, all or nothing: None when none does. Takes its shares from `free`."""
+    holding: dict[tuple[int, float], list[FreeNode]] = {}  # many layouts ask the same of a node
+    for layout in job.layouts:
+        part = (layout.gpus_per_node, layout.cpus_per_node)
+        if part not in holding:
+            holding[part] = [node for node in free if node.view.blocked_by is None and node.holds(job, layout)]
+        for nodes in together(holding[part], layout, lambda node: node.view):
+            if len(nodes) >= layout.num_nodes:
+                best = sorted(nodes, key=lambda node: (len(node.gpus), node.cpus, node.view.name))
+                chosen = sorted(best[: layout.num_nodes], key=lambda node: node.view.name)
+                return PlacedGang(layout=layout, shares=tuple(node.take(job, layout) for node in chosen))
+    return None
+
+
+def together(nodes: Sequence[T], layout: GangLayout, view_of: Callable[[T], NodeView]) -> list[Sequence[T]]:
+    """Nodes that may be parts of one gang: all of them, or those that see the same shared folder where it needs one."""
+    if not layout.needs_shared_folder:
+        return [nodes]
+    seeing: defaultdict[str, list[T]] = defaultdict(list)
+    for node in nodes:
+        folder = view_of(node).shared_folder_id
+        if folder is not None:
+            seeing[folder].append(node)
+    return [seeing[folder] for folder in sorted(seeing)]
 
 
 def choose_gpus(free: Sequence[GPUView], count: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """`plan(world, now)`: what should happen now, as data. Pure: no clock, database or random.
 
-First come, first served among those that fit: a gang starts whole or not at all, and holds nothing while it waits. Each
-job that does not start gets a reason.
+First come, first served among those that fit: a gang starts whole or not at all, and holds nothing while it waits. One
+that runs on several sizes gets the largest that fits when its turn comes. Each job that does not start gets a reason.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from service.domain.gang_layout import GangLayout, easiest_by_share
 from service.domain.reasons import Reason, ReasonCode
-from service.scheduler.placement import FreeNode, NodeShare, matches, place_gang
+from service.scheduler.placement import FreeNode, PlacedGang, matches, place_gang, together
 from service.scheduler.world import NodeView, WaitingJob, World, queue_order
 
 _JOB: Final = "{job}"
 """Stands for the id of the job in a reason that is found once for all jobs of a shape."""
 
+_IF_SHARED: Final = "several of them only if they see one shared folder, as its model is split over nodes"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Start this job on these shares."""
+    """Start this job with this gang."""
 
     job_id: int
-    shares: tuple[NodeShare, ...]
+    gang: PlacedGang
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +57,9 @@ def plan(world: World, now: float) -> Plan:
             waits.append(Wait(job_id=job.id, reason=_back_off(job.not_before - now)))
             continue
         if job.shape not in refused:
-            shares = place_gang(free, job)
-            if shares is not None:
-                places.append(Place(job_id=job.id, shares=shares))
+            gang = place_gang(free, job)
+            if gang is not None:
+                places.append(Place(job_id=job.id, gang=gang))
                 continue
             refused[job.shape] = _why_not(world, free, job, has_placed=bool(places))
         waits.append(Wait(job_id=job.id, reason=_for(job, refused[job.shape])))
@@ -83,18 +86,20 @@ def _why_not(world: World, free: list[FreeNode], job: WaitingJob, *, has_placed:
             text="No node has joined the pool yet.",
             fix="Ask an admin to start an agent: gang node ls shows the nodes.",
         )
-    able = [node for node in world.nodes if _could_hold(node, job)]
-    if len(able) < job.num_nodes:
+    if not _are_enough(world.nodes, job):
+        able = [node for node in world.nodes if _could_hold(node, job, job.least)]
         return Reason(
             code=ReasonCode.NEVER_FITS,
-            text=f"It needs {_ask(job)}, but only {len(able)} of {len(world.nodes)} nodes could ever hold that.",
+            text=f"It needs {_ask(job)}, but only {len(able)} of {len(world.nodes)} nodes could ever hold that"
+            + (f", {_IF_SHARED}." if any(layout.needs_shared_folder for layout in job.layouts) else "."),
             fix="Cancel it and submit with less, or ask an admin to add nodes.",
         )
+    shares = easiest_by_share(job.layouts)
+    able = [node for node in world.nodes if any(_could_hold(node, job, layout) for layout in shares)]
     if job.home is not None and (pinned := _why_pinned(able, job)) is not None:
         return pinned
     able = [node for node in able if job.may_run_on(node)]
-    ready = [node for node in able if node.blocked_by is None]
-    if len(ready) < job.num_nodes:
+    if not _are_enough([node for node in able if node.blocked_by is None], job):
         blocked = ", ".join(f"{node.name} is {node.blocked_by}" for node in able if node.blocked_by)
         return Reason(
             code=ReasonCode.NODES_NOT_READY,
@@ -110,7 +115,7 @@ def _why_not(world: World, free: list[FreeNode], job: WaitingJob, *, has_placed:
             text=f"It needs {_ask(job)}; jobs ahead of it in the queue take what is free.",
             fix="It starts when they end: gang why shows them.",
         )
-    if job.num_gpus and num_free < job.num_gpus:
+    if num_free < job.least.num_gpus:
         return Reason(
             code=ReasonCode.NEEDS_GPUS,
             text=f"It needs {_ask(job)}, {num_free} {'is' if num_free == 1 else 'are'} free.",
@@ -126,7 +131,7 @@ def _why_not(world: World, free: list[FreeNode], job: WaitingJob, *, has_placed:
 def _why_pinned(able: Sequence[NodeView], job: WaitingJob) -> Reason | None:
     """Why its checkpoint keeps it from starting, when too few of the nodes that see it are there; None otherwise."""
     seeing = [node for node in able if job.may_run_on(node)]
-    if job.home is None or sum(node.blocked_by is None for node in seeing) >= job.num_nodes:
+    if job.home is None or _are_enough([node for node in seeing if node.blocked_by is None], job):
         return None
     away = ", ".join(f"{node.name} is {node.blocked_by}" for node in seeing if node.blocked_by)
     if job.home.shared_folder_id is not None:
@@ -146,14 +151,27 @@ def _why_pinned(able: Sequence[NodeView], job: WaitingJob) -> Reason | None:
 
 def _ask(job: WaitingJob) -> str:
     kind = f"{job.gpu_type} GPU" if job.gpu_type else "GPU"
-    gpus = f"{job.num_gpus} {kind}{'' if job.num_gpus == 1 else 's'}" if job.num_gpus else f"{job.cpus_per_node:g} CPUs"
-    return gpus if job.num_nodes == 1 else f"{gpus} on {job.num_nodes} nodes"
+    least, most = job.least, job.layouts[0]
+    if least.num_gpus != most.num_gpus:
+        return f"{least.num_gpus} to {most.num_gpus} {kind}s"
+    gpus = f"{kind}{'' if most.num_gpus == 1 else 's'}"
+    asked = f"{most.num_gpus} {gpus}" if most.num_gpus else f"{most.cpus_per_node:g} CPUs"
+    return asked if most.num_nodes == 1 else f"{asked} on {most.num_nodes} nodes"
 
 
-def _could_hold(node: NodeView, job: WaitingJob) -> bool:
+def _are_enough(nodes: Sequence[NodeView], job: WaitingJob) -> bool:
+    """Whether these nodes, if they were idle, could hold the job in one of its layouts."""
+    return any(
+        sum(_could_hold(node, job, layout) for node in group) >= layout.num_nodes
+        for layout in easiest_by_share(job.layouts)
+        for group in together(nodes, layout, lambda node: node)
+    )
+
+
+def _could_hold(node: NodeView, job: WaitingJob, layout: GangLayout) -> bool:
     return (
-        sum(matches(gpu, job.gpu_type) for gpu in node.gpus) >= job.gpus_per_node
-        and node.cpus >= job.cpus_per_node
+        sum(matches(gpu, job.gpu_type) for gpu in node.gpus) >= layout.gpus_per_node
+        and node.cpus >= layout.cpus_per_node
         and node.memory_bytes >= job.memory_bytes_per_node
     )
 

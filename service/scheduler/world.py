@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.domain.checkpoints import CheckpointHome
+from service.domain.gang_layout import GangLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +46,9 @@ class WaitingJob:
     priority: int
     """Order within its team only."""
     submitted_at: float
-    num_nodes: int
-    gpus_per_node: int
+    layouts: tuple[GangLayout, ...]
+    """All that it may start on, at least one; those in front are tried first: the largest."""
     gpu_type: str | None
-    cpus_per_node: float
     memory_bytes_per_node: int
     not_before: float | None = None
     """Back-off after a failed start, epoch seconds."""
@@ -56,21 +56,14 @@ class WaitingJob:
     """Where its newest checkpoint lies: it resumes only there. None: it has none, any node will do."""
 
     @property
-    def num_gpus(self) -> int:
-        """GPUs of the whole gang."""
-        return self.num_nodes * self.gpus_per_node
+    def least(self) -> GangLayout:
+        """The layout that asks least of the pool."""
+        return self.layouts[-1]
 
     @property
-    def shape(self) -> tuple[int, int, str | None, float, int, CheckpointHome | None]:
+    def shape(self) -> tuple[tuple[GangLayout, ...], str | None, int, CheckpointHome | None]:
         """What decides whether it fits; equal shapes fit or do not fit alike."""
-        return (
-            self.num_nodes,
-            self.gpus_per_node,
-            self.gpu_type,
-            self.cpus_per_node,
-            self.memory_bytes_per_node,
-            self.home,
-        )
+        return (self.layouts, self.gpu_type, self.memory_bytes_per_node, self.home)
 
     def may_run_on(self, node: NodeView) -> bool:
         """Whether it finds its newest checkpoint there."""

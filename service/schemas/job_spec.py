@@ -22,11 +22,13 @@ from service.domain.spec import (
 )
 from service.domain.text import MAX_NAME_LENGTH
 from service.schemas.training_wire import CheckpointWire, ParallelWire, TrainWire, training_of
-from service.schemas.wire_types import Duration, Size, WireModel, list_of_at_most
+from service.schemas.wire_types import Duration, OrMapping, Size, WireModel, list_of_at_most
 from trainer.plan.training_plan import RunTarget
 
 MAX_ARGUMENTS: Final = 20_000
 MAX_RETRY_ENTRIES: Final = 255
+MAX_RANGE_GPUS: Final = 1_024
+"""Each number of a range is planned by itself: no more than `MAX_LAYOUTS`."""
 MAX_TAGS: Final = 64
 MAX_VARIABLES: Final = 1_000
 RETRYABLE: Final = tuple(outcome.value for outcome in Outcome if outcome not in (Outcome.SUCCEEDED, Outcome.CANCELLED))
@@ -87,6 +89,18 @@ class RunWire(WireModel, title="Run"):
     """`package.module:function` of the code that returns a training task; Gangline runs the loop."""
 
 
+class GPURangeWire(WireModel, title="GPU range"):
+    """The job runs on whatever number of GPUs is free between the two, each attempt on the most that fit at its start.
+
+    Of a recipe or entry, only numbers count that its training can be split over.
+    """
+
+    min: Annotated[int, Field(ge=1, le=MAX_RANGE_GPUS)]
+    """Least GPUs that it starts on."""
+    max: Annotated[int, Field(ge=1, le=MAX_RANGE_GPUS)]
+    """Most GPUs that it takes."""
+
+
 class ResourcesWire(WireModel, title="Resources"):
     """What the job needs. Give nodes and gpus_per_node, or gpus in all. Nothing given: one GPU."""
 
@@ -94,8 +108,8 @@ class ResourcesWire(WireModel, title="Resources"):
     """Number of nodes."""
     gpus_per_node: Annotated[int, Field(ge=0, le=1_024)] | None = None
     """GPUs on each node; 0 hides all of them."""
-    gpus: Annotated[int, Field(ge=0, le=100_000)] | None = None
-    """GPUs in all; spread over the fewest nodes of equal share."""
+    gpus: Annotated[int, Field(ge=0, le=100_000), OrMapping(GPURangeWire)] | None = None
+    """GPUs in all, over the fewest nodes of equal share; or {min: 2, max: 8}: at each start the most that are free."""
     gpu: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     """Type of GPU, such as H100, or any."""
     cpus: Annotated[float, Field(gt=0, le=4_096, allow_inf_nan=False)] | None = None
@@ -140,6 +154,9 @@ class JobWire(WireModel, title="Gangline job"):
     """How a recipe or entry is split over GPUs."""
     checkpoint: CheckpointWire | None = None
     """When a recipe or entry writes checkpoints."""
+    profile: dict[str, Any] | None = None
+    """What the model of an entry costs, as `python -m trainer profile JOB_FILE -o json` prints it: `gang submit
+    --profile` adds it. For strategy auto, and to estimate memory."""
     resources: ResourcesWire | None = None
     """What it needs."""
     processes_per_node: Annotated[int, Field(ge=1, le=4_096)] | None = None
@@ -176,7 +193,10 @@ def to_job_spec(wire: JobWire) -> JobSpec:
     retry = wire.retry or RetryWire()
     code = wire.code or CodeWire()
     gpu = resources.gpu
-    training = training_of(_target(wire.run), wire.train, wire.parallel, wire.checkpoint) if _is_trained(wire) else None
+    gpus: Any = resources.gpus
+    is_range = isinstance(gpus, GPURangeWire)
+    parts = (wire.train, wire.parallel, wire.checkpoint, wire.profile)
+    training = training_of(_target(wire.run), *parts) if _is_trained(wire) else None
     return JobSpec(
         name=wire.name,
         team=wire.team,
@@ -188,7 +208,8 @@ def to_job_spec(wire: JobWire) -> JobSpec:
         resources=ResourceSpec(
             num_nodes=resources.nodes,
             gpus_per_node=resources.gpus_per_node,
-            total_gpus=resources.gpus,
+            total_gpus=gpus.max if is_range else gpus,
+            min_gpus=gpus.min if is_range else None,
             gpu_type=None if gpu is None or gpu.casefold() == ANY_GPU else gpu,
             cpus_per_node=resources.cpus,
             memory_bytes_per_node=resources.memory,

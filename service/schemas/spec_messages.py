@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from service.schemas.job_spec import JobWire
 from service.schemas.located import Path, pointer_of
 from service.schemas.spec_rules import Finding
+from service.schemas.wire_types import OrMapping
 
 _OTHER_NAMES: Final = {
     "num_gpu": "resources.gpus",
@@ -82,6 +83,12 @@ _OTHER_NAMES: Final = {
     "gradient_accumulation_steps": "parallel.grad_accum_steps",
     "accumulate_grad_batches": "parallel.grad_accum_steps",
     "grad_accum": "parallel.grad_accum_steps",
+    "num_microbatches": "parallel.micro_batches",
+    "num_micro_batches": "parallel.micro_batches",
+    "pipeline_parallel_size": "parallel.pp",
+    "pipeline_schedule": "parallel.schedule",
+    "tensor_parallel_size": "parallel.tp",
+    "gradient_checkpointing": "parallel.activation_checkpointing",
     "mixed_precision": "parallel.precision",
     "dtype": "parallel.precision",
     "torch_compile": "parallel.compile",
@@ -115,12 +122,21 @@ def _keys_by_part() -> dict[str, tuple[str, ...]]:
     def visit(model: type[BaseModel], pointer: str) -> None:
         parts[pointer] = tuple(info.alias or name for name, info in model.model_fields.items())
         for name, info in model.model_fields.items():
-            for option in (info.annotation, *typing.get_args(info.annotation)):
-                if isinstance(option, type) and issubclass(option, BaseModel):
-                    visit(option, f"{pointer}.{name}" if pointer else name)
+            for part in _models_in((info.annotation, *info.metadata)):
+                visit(part, f"{pointer}.{name}" if pointer else name)
 
     visit(JobWire, "")
     return parts
+
+
+def _models_in(annotations: tuple[Any, ...]) -> Iterator[type[BaseModel]]:
+    for annotation in annotations:
+        if isinstance(annotation, OrMapping):
+            yield annotation.model
+        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield annotation
+        else:
+            yield from _models_in(typing.get_args(annotation))
 
 
 @cache

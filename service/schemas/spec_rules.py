@@ -211,6 +211,25 @@ def _resources_rule(document: Document) -> Iterator[Finding]:
         yield Finding(where, f"{total} GPUs cannot be split into nodes of {each}.", "Give nodes instead of gpus.")
 
 
+def _range_rule(document: Document) -> Iterator[Finding]:
+    resources = part_of(document, "resources")
+    gpus = resources.get("gpus")
+    if not isinstance(gpus, dict):
+        return
+    least, most = _whole(gpus, "min"), _whole(gpus, "max")
+    if least is not None and most is not None and least > most:
+        yield Finding(
+            ("resources", "gpus", "min"), f"is {least}, more than max, which is {most}.", f"Write at most {most}."
+        )
+    for key in ("nodes", "gpus_per_node"):
+        if resources.get(key) is not None:
+            yield Finding(
+                ("resources", key),
+                "does not go with a range of GPUs: nodes and shares are chosen at each start.",
+                "Remove it, or give resources.gpus as one number.",
+            )
+
+
 def _processes_rule(document: Document) -> Iterator[Finding]:
     if document.get("processes_per_node") is not None and part_of(document, "run").get("command") is not None:
         yield Finding(
@@ -228,6 +247,7 @@ _RULES: Final[tuple[Callable[[Document], Iterator[Finding]], ...]] = (
     _script_rule,
     _gpu_rule,
     _resources_rule,
+    _range_rule,
     _processes_rule,
     _env_rule,
     _tag_rule,

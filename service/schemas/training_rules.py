@@ -7,6 +7,7 @@ the gang is resolved (`service.operations.submit_job`).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -18,8 +19,9 @@ from service.schemas.located import Path, pointer_of
 from service.schemas.spec_rules import MAX_ARGS_BYTES, Document, Finding, is_trained, part_of
 from service.schemas.training_wire import CheckpointWire, ParallelWire, TrainWire, training_of
 from service.schemas.wire_types import WireModel
+from trainer.plan.model_profile import read_profile
 from trainer.plan.problem import PlanError, PlanProblem
-from trainer.plan.training_plan import RunTarget, plan_training
+from trainer.plan.training_plan import RunTarget, check_training
 
 TRAINER_PARTS: Final[Mapping[str, type[WireModel]]] = {
     "train": TrainWire,
@@ -27,6 +29,7 @@ TRAINER_PARTS: Final[Mapping[str, type[WireModel]]] = {
     "checkpoint": CheckpointWire,
 }
 """Parts of a job file that only a recipe or entry may have."""
+PROFILE: Final = "profile"
 MAX_ARGS_DEPTH: Final = 20
 
 
@@ -38,11 +41,12 @@ def training_findings(document: Document) -> Iterator[Finding]:
     yield from _code_rule(document)
     args = list(_args_rule(document))
     yield from args
+    yield from _profile_rule(document)
     yield from _plan_rule(document, {pointer_of(finding.path) for finding in args})
 
 
 def _foreign_parts(document: Document) -> Iterator[Finding]:
-    for name in TRAINER_PARTS:
+    for name in (*TRAINER_PARTS, PROFILE):
         if document.get(name) is not None:
             yield Finding(
                 (name,),
@@ -52,6 +56,20 @@ def _foreign_parts(document: Document) -> Iterator[Finding]:
     if isinstance(part_of(document, "run").get("args"), dict):
         yield Finding(
             ("run", "args"), "must be a list of strings for run.script, not a mapping.", "Put it in brackets: [ … ]."
+        )
+
+
+def _profile_rule(document: Document) -> Iterator[Finding]:
+    profile = document.get(PROFILE)
+    if not isinstance(profile, dict):
+        return
+    try:
+        read_profile(json.dumps(profile))
+    except (PlanError, TypeError, RecursionError) as error:
+        yield Finding(
+            (PROFILE,),
+            f"is no model profile: {error}".rstrip(".") + ".",
+            "Write it with python -m trainer profile JOB_FILE -o json, or leave it out.",
         )
 
 
@@ -117,7 +135,7 @@ def _text_findings(path: Path, text: str) -> Iterator[Finding]:
 
 
 def _plan_rule(document: Document, bad: set[str]) -> Iterator[Finding]:
-    """What the plan's own rules say of the settings, with one rank: that is what every number of ranks needs.
+    """What the plan's own rules say of the settings whatever the ranks.
 
     `bad`: keys that are refused already.
     """
@@ -133,7 +151,7 @@ def _plan_rule(document: Document, bad: set[str]) -> Iterator[Finding]:
     target = RunTarget(recipe=recipe, entry=None if recipe is not None else entry, args=dict(part_of(run, "args")))
     spec = training_of(target, parts["train"], parts["parallel"], parts["checkpoint"])
     try:
-        plan_training(spec, world_size=1)
+        check_training(spec)
     except PlanError as error:
         yield from (finding_of_problem(problem) for problem in error.problems if not _is_known(problem, bad))
 

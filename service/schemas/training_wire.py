@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from service.schemas.wire_types import Duration, WireModel
-from trainer.plan.parallel_plan import ALIASES, PRECISIONS, STRATEGIES, ParallelRequest
+from service.schemas.wire_types import Duration, WireModel, list_of_at_most
+from trainer.plan.parallel_plan import ACTIVATION_CHECKPOINTING, ALIASES, PRECISIONS, STRATEGIES, ParallelRequest
+from trainer.plan.schedules import SCHEDULE_NAMES
 from trainer.plan.training_plan import (
     OPTIMIZERS,
     SCHEDULES,
@@ -23,8 +24,11 @@ from trainer.plan.training_plan import (
 
 MAX_COUNT: Final = 10**12
 """Of steps, samples and the like: far beyond any training, and a number that every part can compute with."""
+MAX_CUT_POINTS: Final = 1_000
 _Strategy = Literal[(*STRATEGIES, *ALIASES)]  # type: ignore[valid-type]  # made from the plan's own words
 _Precision = Literal[PRECISIONS]  # type: ignore[valid-type]
+_PipelineSchedule = Literal[SCHEDULE_NAMES]  # type: ignore[valid-type]
+_Checkpointing = Literal[ACTIVATION_CHECKPOINTING]  # type: ignore[valid-type]
 _Optimizer = Literal[OPTIMIZERS]  # type: ignore[valid-type]
 _Schedule = Literal[SCHEDULES]  # type: ignore[valid-type]
 _FromOne = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -76,7 +80,26 @@ class ParallelWire(WireModel, title="Parallel"):
     """How a recipe or entry is split over GPUs."""
 
     strategy: _Strategy | None = None
-    """The preset of the plan: single, ddp (also dp); others follow. Default: ddp on several ranks."""
+    """single, ddp (also dp), fsdp, hsdp, model, tensor, pipeline or auto. Default: what the axes below say, else ddp on
+    several ranks. Axes that are not given follow from it and from the GPUs."""
+    pp: _FromOne | None = None
+    """Ranks of a pipeline, each with a part of the layers."""
+    dp_replicate: _FromOne | None = None
+    """Copies of the model, each fed with other samples."""
+    dp_shard: _FromOne | None = None
+    """Ranks that share one copy of parameters, gradients and optimizer state."""
+    tp: _FromOne | None = None
+    """Ranks of a node that split each layer."""
+    schedule: _PipelineSchedule | None = None
+    """Of a pipeline, by torch's name. Default: 1F1B, or Interleaved1F1B with several stages on a rank."""
+    stages_per_rank: _FromOne | None = None
+    """Parts of the model on each rank of a pipeline. Default: 1, or what the schedule needs."""
+    micro_batches: _FromOne | None = None
+    """Parts of a batch that travel through a pipeline one after another. Default: 4 × pp, or what the batch allows."""
+    cut_points: Annotated[list[_FromOne], list_of_at_most(MAX_CUT_POINTS)] | None = None
+    """Number of the first layer of each stage of a pipeline but the first. Default: balanced by what layers cost."""
+    activation_checkpointing: _Checkpointing | None = None
+    """none (default), selective or full: less memory, more time."""
     precision: _Precision | None = None
     """fp32 (default), or bf16: autocast, with parameters in fp32."""
     grad_accum_steps: _FromOne | None = None
@@ -107,17 +130,25 @@ _OTHER_FIELDS: Final = {"hang_after": "hang_after_seconds", "every": "every_seco
 
 
 def training_of(
-    run: RunTarget, train: TrainWire | None, parallel: ParallelWire | None, checkpoint: CheckpointWire | None
+    run: RunTarget,
+    train: TrainWire | None,
+    parallel: ParallelWire | None,
+    checkpoint: CheckpointWire | None,
+    profile: dict[str, Any] | None = None,
 ) -> TrainingSpec:
     """What the parts of a job file mean; keys that are not given take the plan's defaults."""
     every = _given(checkpoint)
     if "every_steps" in every:
         every.setdefault("every_seconds", None)
+    asked = _given(parallel)
+    if "cut_points" in asked:
+        asked["cut_points"] = tuple(asked["cut_points"])
     return TrainingSpec(
         run=run,
         train=TrainSettings(**_given(train)),
-        parallel=ParallelRequest(**_given(parallel)),
+        parallel=ParallelRequest(**asked),
         checkpoint=CheckpointSettings(**every),
+        profile=profile,
     )
 
 

@@ -5,9 +5,12 @@ Not for: the parts themselves (`job_spec`, `training_wire`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import core_schema
 
 from service.schemas.units import MAX_SECONDS, parse_duration, parse_size
 
@@ -16,6 +19,24 @@ class WireModel(BaseModel):
     """Base of the parts of a job file."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class OrMapping:
+    """Annotation of a type: a mapping is read as `model`, with its faults at their own places; the rest as before."""
+
+    model: type[WireModel]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._read, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [handler(schema), handler(self.model.__pydantic_core_schema__)]}
+
+    def _read(self, value: Any, read_other: core_schema.ValidatorFunctionWrapHandler) -> Any:
+        return self.model.model_validate(value) if isinstance(value, dict) else read_other(value)
 
 
 def list_of_at_most(limit: int) -> BeforeValidator:

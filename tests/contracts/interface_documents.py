@@ -56,8 +56,9 @@ def _keys(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> I
         yield f"`{prefix}{name}`", description
         for option in [facts, *facts.get("anyOf", [])]:
             reference = option.get("$ref", "").rpartition("/")[2]
-            if reference:
-                yield from _keys(definitions[reference], definitions, f"{prefix}{name}.")
+            inner = definitions[reference] if reference else option
+            if "properties" in inner:
+                yield from _keys(inner, definitions, f"{prefix}{name}.")
 
 
 def route_rows() -> list[tuple[str, str, str, str]]:

@@ -7,6 +7,7 @@ zero (an attention key's bias), where a plain relative one would fail on right c
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -20,6 +21,7 @@ from trainer.task import TrainTask
 
 def by_hand(task: TrainTask, train: TrainSettings, num_traced: int) -> Trace:
     """One process, one batch per step, plain torch. Only the order of samples and the first weights are ours."""
+    torch.set_num_threads(1)  # as the ranks do: the number decides the bits
     seed_all(derive(train.seed, "init"))
     model = task.model()
     optimizer = build_optimizer(model, train)
@@ -51,6 +53,17 @@ def by_hand(task: TrainTask, train: TrainSettings, num_traced: int) -> Trace:
 
 def differences(found: Trace, expected: Trace) -> list[str]:
     """Where two runs differ by more than the tolerance, in words; empty: nowhere."""
+    return part_differences(found, expected) + _missing([found], expected)
+
+
+def all_differences(parts: Sequence[Trace], expected: Trace) -> list[str]:
+    """As `differences`, of the ranks of a model that is split: each has a part, and together they have all of it."""
+    wrong = [f"rank {rank}: {text}" for rank, part in enumerate(parts) for text in part_differences(part, expected)]
+    return wrong + _missing(parts, expected)
+
+
+def part_differences(found: Trace, expected: Trace) -> list[str]:
+    """Where what one rank has of a run differs by more than the tolerance, in words."""
     num_found, num_expected = len(found.gradients), len(expected.gradients)
     wrong = [f"{num_found} gradients, not {num_expected}"] if num_found != num_expected else []
     for step, (own, reference) in enumerate(zip(found.gradients, expected.gradients, strict=False)):
@@ -58,13 +71,19 @@ def differences(found: Trace, expected: Trace) -> list[str]:
     return wrong + [f"weights, {text}" for text in tensor_differences(found.weights, expected.weights)]
 
 
+def _missing(parts: Sequence[Trace], expected: Trace) -> list[str]:
+    """What no rank has."""
+    names: set[str] = set().union(*(part.weights.keys() for part in parts))
+    return [f"nobody has {name}" for name in sorted(expected.weights.keys() - names)]
+
+
 def tensor_differences(found: Tensors, expected: Tensors) -> list[str]:
-    """Where tensors differ by more than the tolerance, in words."""
-    if found.keys() != expected.keys():
-        return [f"names {sorted(found.keys() ^ expected.keys())} on one side only"]
+    """Where tensors differ by more than the tolerance, in words. `found` may be a part of them."""
+    if unknown := found.keys() - expected.keys():
+        return [f"unknown names {sorted(unknown)}"]
     whole = math.sqrt(sum(float(one.square().sum()) for one in expected.values()))
     return [
-        f"{name}: off by {float((found[name] - one).norm()):.3g} of {float(one.norm()):.3g}"
-        for name, one in expected.items()
-        if not float((found[name] - one).norm()) <= 1e-10 * max(float(one.norm()), 1e-6 * whole)
+        f"{name}: off by {float((one - expected[name]).norm()):.3g} of {float(expected[name].norm()):.3g}"
+        for name, one in found.items()
+        if not float((one - expected[name]).norm()) <= 1e-10 * max(float(expected[name].norm()), 1e-6 * whole)
     ]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from trainer.recipes.registry import build_recipe
 from trainer.task import TrainTask
@@ -255,8 +255,15 @@ def seven_held_out() -> TrainTask:
     return dataclasses.replace(task, eval_data=table(7))
 
 
-def _recipe(name: str, **args: object) -> Callable[[], TrainTask]:
-    return lambda: build_recipe(name, {"dtype": "float64", **args})
+def _recipe(name: str, *, num_held_out: int = 0, **args: object) -> Callable[[], TrainTask]:
+    """A recipe in float64 with so many held-out samples."""
+
+    def build() -> TrainTask:
+        task = build_recipe(name, {"dtype": "float64", **args})
+        held_out = None if num_held_out == 0 else Subset(task.eval_data, range(num_held_out))
+        return dataclasses.replace(task, eval_data=held_out)
+
+    return build
 
 
 TASKS: dict[str, Callable[[], TrainTask]] = {
@@ -267,6 +274,13 @@ TASKS: dict[str, Callable[[], TrainTask]] = {
     ),
     "recipe_transformer_fp32": _recipe(
         "transformer", dtype="float32", num_layers=2, width=32, num_heads=2, tokens_per_sample=16
+    ),
+    "split_transformer": _recipe("transformer", num_layers=5, width=16, num_heads=4, tokens_per_sample=8),
+    "evaluated_transformer": _recipe(
+        "transformer", num_held_out=13, num_layers=5, width=16, num_heads=4, tokens_per_sample=8
+    ),
+    "tied_transformer": _recipe(
+        "transformer", num_layers=2, width=16, num_heads=4, tokens_per_sample=8, tied_embeddings=True
     ),
     "recipe_mlp": _recipe("mlp", data="digits"),
     "recipe_resnet": _recipe("resnet", data="digits", norm="group", width=16),

@@ -37,7 +37,7 @@ def train(mesh: Mesh, task: str, plan: TrainingPlan) -> dict[str, Any]:
     subject = assemble_task(TASKS[task](), plan, mesh, events, {})
     around = Surroundings(mesh=mesh, events=events, stop=StopFlag({}), pulse=Pulse(None), say=lambda text: None)
     before = [one.detach().clone() for one in subject.model.inner.parameters()]
-    ending = Training(plan, subject, around).run()
+    ending = Training(subject, around).run()
     after = list(subject.model.inner.parameters())
     moved = math.sqrt(sum(float((new - old).square().sum()) for new, old in zip(after, before, strict=True)))
     torch.use_deterministic_algorithms(False)  # the ranks live on

@@ -70,7 +70,7 @@ def run_leg(mesh: Mesh, task: str, plan: TrainingPlan, stop_rank: int, stop_at: 
     pulse = StoppingPulse(stop, stop_at if mesh.rank == stop_rank else None)
     subject = assemble_task(TASKS[task](), plan, mesh, events, {})
     around = Surroundings(mesh=mesh, events=events, stop=stop, pulse=pulse, say=lambda text: None)
-    ending = Training(plan, subject, around).run()
+    ending = Training(subject, around).run()
     reported = [record for record in events.records if record["kind"] == "progress" and record["step"]]
     steps = [record["step"] for record in reported if "loss" in record["metrics"]]
     return Leg(
@@ -201,7 +201,7 @@ def run_until_step(mesh: Mesh, task: str, plan: TrainingPlan, last_step: int) ->
             stop.set()
 
     around = Surroundings(mesh=mesh, events=events, stop=stop, pulse=Pulse(None), say=lambda text: None)
-    training = Training(plan, subject, around)
+    training = Training(subject, around)
     restored = [int(path.name[5:]) for path in Path(plan.checkpoint_root or "").glob("step-*")]
     first_step = max(restored, default=0)
     subject.optimizer.register_step_post_hook(count)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.stack import PYTHON, Stack
 
@@ -75,3 +76,48 @@ def test_a_users_script_is_ported_in_under_30_lines() -> None:
     lines = (EXAMPLES / "entry" / "entry.py").read_text().splitlines()
 
     assert len(lines) < MOST_LINES
+
+
+# --- One model, split in every way -----------------------------------------------------------------------------------
+
+STRATEGIES = sorted(path.stem for path in (EXAMPLES / "strategies").glob("*.yaml"))
+SAME_LOSS = 2e-3
+"""In nats, after a minute's training in single precision: only the order of additions differs."""
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Stack]:
+    with Stack(num_nodes=2, slots=4) as stack:
+        yield stack
+
+
+@pytest.mark.timeout(900)
+def test_every_way_to_split_a_model_ends_at_the_same_loss(two_nodes: Stack) -> None:
+    ids = {name: submit(two_nodes, EXAMPLES / "strategies" / f"{name}.yaml", "train.steps=30") for name in STRATEGIES}
+
+    jobs = {name: two_nodes.wait_end(job_id, 600) for name, job_id in ids.items()}
+
+    for name, job in jobs.items():
+        assert job["state"] == "succeeded", f"{name}\n{two_nodes.describe(ids[name])}"
+    losses = {name: last(two_nodes, job_id, "val_loss") for name, job_id in ids.items()}
+    assert losses == pytest.approx(dict.fromkeys(losses, losses["single"]), abs=SAME_LOSS)
+    assert losses["model"] == losses["single"], "one layer after another: the same bits"
+    two_nodes.assert_nothing_left()
+
+
+def test_files_of_strategies_differ_in_resources_and_parallel_alone() -> None:
+    files = {name: yaml.safe_load((EXAMPLES / "strategies" / f"{name}.yaml").read_text()) for name in STRATEGIES}
+
+    for one in files.values():
+        for key in ("name", "resources", "parallel"):
+            del one[key]
+    assert all(one == files["single"] for one in files.values())
+
+
+@pytest.mark.parametrize("name", ["model_script", "ddp_script", "hello_command"])
+def test_scripts_and_commands_of_ones_own_run_as_they_are(two_nodes: Stack, name: str) -> None:
+    job_id = submit(two_nodes, EXAMPLES / name / "job.yaml")
+
+    job = two_nodes.wait_end(job_id, 300)
+
+    assert job["state"] == "succeeded", two_nodes.describe(job_id)

@@ -57,4 +57,5 @@ def test_after_each_step_both_nodes_hold_the_weights_of_one_process(
         for folder, weights in zip(folders, expected.weights_by_step, strict=True):
             export_checkpoint(folder, tmp_path / "weights")
             found = load_file(tmp_path / "weights")
+            assert found.keys() == weights.keys(), f"{name}, {folder.name}"
             assert tensor_differences(found, weights) == [], f"{name}, {folder.name}"

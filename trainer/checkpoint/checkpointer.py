@@ -1,4 +1,5 @@
-"""`Checkpointer`: what the training loop calls to save, announce and restore. The shell around the other modules.
+"""`Checkpointer`: what the training loop calls to save, announce and restore. Which save waits for which is here;
+restoring (`restorer`), writing (`saving`), telling and deleting (`announcing`) are beside it.
 
 Contract with the loop. All ranks call `restore`, `save`, `announce`, `wait` together. After an asynchronous `save` the
 loop all-reduces the minimum of `finished_step` (or of `finished_or_failed`) with its other numbers, and once the
@@ -7,13 +8,10 @@ minimum reaches a step that was not announced yet, all ranks call `announce` wit
 
 from __future__ import annotations
 
-import functools
 import json
-import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gangline.protocol.launch import encode
+from trainer.checkpoint.announcing import Announcer, Emit, Place
 from trainer.checkpoint.errors import (
     CheckpointFailed,
     CheckpointMismatch,
@@ -29,24 +28,15 @@ from trainer.checkpoint.errors import (
     describe,
     root_cause,
 )
-from trainer.checkpoint.layout import (
-    BrokenCheckpoint,
-    Manifest,
-    Position,
-    list_checkpoints,
-    list_leftovers,
-    read_manifest,
-    remove,
-    retire,
-    step_folder,
-    verify,
-)
-from trainer.checkpoint.restoring import find_mismatch, load_state
+from trainer.checkpoint.layout import Manifest, Position
+from trainer.checkpoint.restorer import Restored, Restorer, Target
 from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.saving import BackgroundThread, KeptCopies, SaveRequest, write_checkpoint
-from trainer.checkpoint.state import apply_state, flat_state, optimizer_class
+from trainer.checkpoint.saving import SaveRequest, write_checkpoint
+from trainer.checkpoint.staging import BackgroundThread, KeptCopies
+from trainer.checkpoint.state import GlobalNames, flat_state, model_values, optimizer_class, written_state
+from trainer.checkpoint.wholeness import check_copies, part_of
 from trainer.mesh import Mesh
-from trainer.plan.training_plan import ResumePoint, TrainingPlan
+from trainer.plan.training_plan import TrainingPlan
 
 __all__ = [
     "CheckpointFailed",
@@ -58,42 +48,8 @@ __all__ = [
     "Restored",
 ]
 
-Emit = Callable[[dict[str, Any]], Callable[[], int | None]]
-"""Queues an event record; what it returns answers with the record's end in the events file, None until it is written.
-Called from the background thread too."""
-
 FAILED: Final = -1
 """`finished_or_failed` after a save that failed: below every step, so a minimum over ranks shows it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Restored:
-    """The checkpoint that a training continues from."""
-
-    position: Position
-    path: str
-    """Relative to the root."""
-    world_size: int
-    """Ranks that saved it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Finished:
-    """A checkpoint that is complete here and not announced yet."""
-
-    step: int
-    manifest: Manifest
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Read:
-    """What a rank got out of a checkpoint, or why it got nothing."""
-
-    state: dict[str, Any] | None = None
-    problem: str | None = None
-    """The checkpoint is unusable: the next one is tried."""
-    mismatch: str | None = None
-    """It is another model's: an error."""
 
 
 class Checkpointer:
@@ -104,27 +60,30 @@ class Checkpointer:
         mesh: Mesh,
         plan: TrainingPlan,
         *,
+        names: GlobalNames | None = None,
         emit: Emit,
         accepted_bytes: Callable[[], int | None],
         note: Callable[[str], None],
     ) -> None:
-        """`accepted_bytes`: how much of rank 0's events the API has; None without a supervisor. `note`: tell the user
+        """`names`: of the whole model; None: the model that is saved or restored first is whole on every rank.
+        `accepted_bytes`: how much of rank 0's events the API has; None without a supervisor. `note`: tell the user
         something in a sentence. It and `emit` are called from the background thread too."""
         self._mesh = mesh
         self._plan = plan
-        self._root = None if plan.checkpoint_root is None else Path(plan.checkpoint_root)
-        self._is_shared = plan.is_checkpoint_root_shared
-        self._is_leader = mesh.is_leader if self._is_shared else mesh.is_node_leader
-        self._emit = emit
+        self._names = names
         self._note = note
         self._retention = Retention(plan.checkpoint.keep, accepted_bytes)
         self._copies = KeptCopies()
         self._thread = BackgroundThread("checkpoint")
+        self._announcer: Announcer | None = None
+        if plan.checkpoint_root is not None:
+            place = Place.of(plan, mesh, Path(plan.checkpoint_root))
+            self._announcer = Announcer(mesh, place, self._retention, self._thread, emit=emit, note=note)
+        self._is_checked = False
         self._in_flight: Future[Manifest] | None = None
         self._saving_step = 0
         self._started_step: int | None = None
         self._finished_step = 0
-        self._unannounced: list[_Finished] = []
         self._failure: CheckpointFailed | None = None
 
     # --- Restoring ---------------------------------------------------------------------------------------------------
@@ -133,68 +92,32 @@ class Checkpointer:
         """Load the newest usable checkpoint; None when there is none to resume from. All ranks call it.
 
         The plan's list is tried in order; without one, what lies below the root, newest step first. Each copy is
-        checked byte by byte, by all ranks that share it, then loaded by every rank; model and optimizer change only
-        once all ranks have all of it. Raises NoUsableCheckpoint when there are some but none loads,
-        CheckpointMismatch when the first that is whole is another model's. A rank waits for the others' checks, about
-        a second per gigabyte and rank, within the timeout of the control group.
+        checked byte by byte, by all ranks that share it, then each rank reads its own part of it, however the ranks
+        that saved it split it; model and optimizer change only once all ranks have all of theirs. Costs the memory of
+        this rank's weights once more until it returns (see `restoring.load_own_state`).
+
+        Raises NoUsableCheckpoint when there are some but none loads, CheckpointMismatch when the first that is whole is
+        another model's, and ConfigError, with or without checkpoints, when those of this plan could not be whole. A
+        rank waits for the others' checks, about a second per gigabyte and rank, within the control group's timeout.
         """
-        if self._root is None:
+        if self._announcer is None:
             return None
-        self._sweep(self._root)
-        candidates = self._candidates(self._root)
-        self._retention.start([point.path for point in reversed(candidates)])
-        reasons: list[str] = []
-        for point in candidates:
-            reason, restored = self._try(self._root, point, model, optimizer)
-            if restored is not None:
-                return restored
-            reasons.append(f"{point.path} {reason}")
-            self._retention.mark_broken(point.path)
-            if self._mesh.is_leader:
-                self._note(f"Checkpoint {point.path} was skipped: it {reason}")
-        if reasons:
-            raise NoUsableCheckpoint(reasons)
-        return None
+        self._announcer.sweep()
+        names = self._checked_names(model, self._announcer.place)
+        restorer = Restorer(self._mesh, self._plan, self._announcer.place.root, self._retention, self._note)
+        return restorer.restore(Target(model=model, optimizer=optimizer, names=names))
 
-    def _candidates(self, root: Path) -> list[ResumePoint]:
-        if self._plan.resume_from is not None:
-            return list(self._plan.resume_from)
-        found = [ResumePoint(path=one.path, step=one.step) for one in list_checkpoints(root)]
-        listed: list[ResumePoint] = self._mesh.gather(found if self._mesh.is_leader else None)[0]
-        return listed
-
-    def _try(
-        self, root: Path, point: ResumePoint, model: nn.Module, optimizer: Optimizer
-    ) -> tuple[str, Restored | None]:
-        folder = root / point.path
-        broken = _first(self._mesh.gather(self._why_broken(folder, point)))
-        if broken is not None:
-            return broken, None
-        read = _read(folder, model, optimizer)
-        outcomes = self._mesh.gather((read.mismatch, read.problem))
-        mismatch = _first([one[0] for one in outcomes])
-        if mismatch is not None:
-            raise CheckpointMismatch(
-                f"the job cannot resume from {point.path}: {mismatch}. Train the model and optimizer that saved it, or "
-                "submit the job anew to start from nothing."
-            )
-        problem = _first([one[1] for one in outcomes])
-        if problem is not None or read.state is None:
-            return problem or "is unusable.", None
-        apply_state(read.state, model, optimizer)
-        manifest = read_manifest(folder)
-        return "", Restored(position=manifest.position, path=point.path, world_size=manifest.world_size)
-
-    def _why_broken(self, folder: Path, point: ResumePoint) -> str | None:
-        mesh = self._mesh
-        part, parts = (mesh.rank, mesh.world_size) if self._is_shared else (mesh.local_rank, mesh.local_world_size)
-        try:
-            manifest = verify(folder, part, parts)
-        except BrokenCheckpoint as broken:
-            return str(broken)
-        if manifest.position.step != point.step:
-            return f"holds step {manifest.position.step}, not {point.step}."
-        return None
+    def _checked_names(self, model: nn.Module, place: Place) -> GlobalNames:
+        """The whole model's names. At the first call all ranks check that they have the whole model together."""
+        if self._names is None:
+            self._names = GlobalNames.of(model)
+        if not self._is_checked:
+            own = part_of(model_values(model), self._mesh.node_rank)
+            told = self._mesh.gather((own, self._names if self._mesh.is_leader else None))
+            # Against the leader's names on every rank, so that all come to the same end.
+            check_copies([part for part, _ in told], told[0][1], is_shared=place.is_shared)
+            self._is_checked = True
+        return self._names
 
     # --- Saving ------------------------------------------------------------------------------------------------------
 
@@ -222,25 +145,26 @@ class Checkpointer:
         """Write a checkpoint; returns the seconds that it blocked. All ranks call it. Never saves a step twice.
 
         Asynchronous: returns once the state is copied in memory; a save still in flight is waited for first.
-        Synchronous: returns once the checkpoint is complete on every node. Raises CheckpointFailed on all ranks alike.
+        Synchronous: returns once the checkpoint is complete on every node. Raises CheckpointFailed on all ranks alike,
+        and ConfigError, at the first call, when the checkpoints of this plan could not be whole.
         """
         started = time.monotonic()
-        if self._root is None:
+        if self._announcer is None:
             return 0.0
-        json.dumps(
-            position.data_state
-        )  # a state that is no JSON is an error of the dataset's, here and not in a thread
+        json.dumps(position.data_state)  # one that is no JSON is an error of the dataset's, here and not in a thread
         self.wait()
         if self._started_step == position.step:
             return time.monotonic() - started
+        place = self._announcer.place
+        names = self._checked_names(model, place)
         self._started_step = self._saving_step = position.step
         if is_async:
-            request = self._request(self._root, model, optimizer, position, self._copies)
-            group = self._mesh.background if self._is_shared else self._mesh.node_group
-            self._in_flight = self._thread.submit(lambda: self._write(request, group))
+            request = self._request(place, model, optimizer, names, position, self._copies)
+            group = self._mesh.background if place.is_shared else self._mesh.node_group
+            self._in_flight = self._thread.submit(lambda: self._write(place, request, group))
         else:
-            request = self._request(self._root, model, optimizer, position, None)
-            self._take(self._run(request, self._mesh.control if self._is_shared else self._mesh.node_group))
+            request = self._request(place, model, optimizer, names, position, None)
+            self._take(self._run(place, request, self._mesh.control if place.is_shared else self._mesh.node_group))
             self.wait()
         return time.monotonic() - started
 
@@ -252,25 +176,31 @@ class Checkpointer:
         if self._in_flight is not None:
             self._take(self._in_flight)
         self._agree()
-        if self._unannounced:
-            self.announce(self._unannounced[-1].step)
+        if self._announcer is not None:
+            self._announcer.announce_all()
 
     def close(self) -> None:
         """End the background thread, after what it still has to do. Collective only if a save is in flight."""
         self._thread.close()
 
     def _request(
-        self, root: Path, model: nn.Module, optimizer: Optimizer, position: Position, copies: KeptCopies | None
+        self,
+        place: Place,
+        model: nn.Module,
+        optimizer: Optimizer,
+        names: GlobalNames,
+        position: Position,
+        copies: KeptCopies | None,
     ) -> SaveRequest:
         state: dict[str, Any] | None = None
         problem: str | None = None
         try:
-            state = flat_state(model, optimizer)
+            state = written_state(flat_state(model, optimizer, names))
             state = state if copies is None else copies.copy(state)
         except Exception as error:  # noqa: BLE001  # told to the other ranks, who would wait for this one
             problem = describe(error)
         return SaveRequest(
-            final=root / self._plan.checkpoint_subfolder / step_folder(position.step),
+            final=place.root / place.path(position.step),
             position=position,
             state=state,
             problem=problem,
@@ -279,14 +209,14 @@ class Checkpointer:
             plan=encode(self._plan),
         )
 
-    def _write(self, request: SaveRequest, group: dist.ProcessGroup | None) -> Manifest:
-        return write_checkpoint(request, group, is_leader=self._is_leader, note=self._note)
+    def _write(self, place: Place, request: SaveRequest, group: dist.ProcessGroup | None) -> Manifest:
+        return write_checkpoint(request, group, is_leader=place.is_leader, note=self._note)
 
-    def _run(self, request: SaveRequest, group: dist.ProcessGroup | None) -> Future[Manifest]:
+    def _run(self, place: Place, request: SaveRequest, group: dist.ProcessGroup | None) -> Future[Manifest]:
         """`_write` here and now, its end as a future."""
         future: Future[Manifest] = Future()
         try:
-            future.set_result(self._write(request, group))
+            future.set_result(self._write(place, request, group))
         except CheckpointFailed as failure:
             future.set_exception(failure)
         return future
@@ -304,7 +234,8 @@ class Checkpointer:
             self._failure = failure
         else:
             self._finished_step = max(self._finished_step, self._saving_step)
-            self._unannounced.append(_Finished(step=self._saving_step, manifest=manifest))
+            if self._announcer is not None:
+                self._announcer.add(self._saving_step, manifest)
 
     def _agree(self) -> None:
         """Raise CheckpointFailed on all ranks if a save failed on any: each node knows only of its own copy."""
@@ -321,82 +252,12 @@ class Checkpointer:
             self._failure = self._failure or CheckpointFailed(self._saving_step, root_cause(failed))
             raise self._failure
 
-    # --- Announcing and deleting -----------------------------------------------------------------------------------
+    # --- Announcing --------------------------------------------------------------------------------------------------
 
     def announce(self, step: int) -> None:
         """Tell of the checkpoints up to `step`, which every copy's leader has finished, and delete what is too old.
 
         All ranks call it at the same step. Rank 0 emits the events; deleting happens in the background.
         """
-        if self._root is None:
-            return
-        finished = [one for one in self._unannounced if one.step <= step]
-        self._unannounced = [one for one in self._unannounced if one.step > step]
-        if self._mesh.is_leader:
-            for one in finished:
-                self._retention.add(self._path(one.step), self._emit(self._event(one)))
-        doomed = self._retention.take_removable() if self._mesh.is_leader else []
-        if not self._is_shared:
-            doomed = self._mesh.gather(doomed)[0]
-        if doomed and self._is_leader:
-            root = self._root
-            self._thread.submit(lambda: self._remove(root, doomed))
-
-    def _event(self, finished: _Finished) -> dict[str, Any]:
-        return {
-            "kind": "checkpoint",
-            "step": finished.step,
-            "path": self._path(finished.step),
-            "samples_seen": finished.manifest.position.samples_seen,
-            "num_bytes": finished.manifest.num_bytes,
-        }
-
-    def _path(self, step: int) -> str:
-        return (Path(self._plan.checkpoint_subfolder) / step_folder(step)).as_posix()
-
-    def _remove(self, root: Path, paths: list[str]) -> None:
-        for path in paths:
-            try:
-                remove(root / path)
-            except FileNotFoundError:
-                pass  # gone already: an earlier attempt was ended between deleting and telling
-            except OSError as error:
-                self._note(f"Checkpoint {path} is no longer needed but cannot be deleted: {error}.")
-                continue
-            if self._mesh.is_leader:
-                self._emit({"kind": "checkpoint_removed", "path": path})
-
-    def _sweep(self, root: Path) -> None:
-        """Delete what interrupted saves of earlier attempts left: nobody else would. The deleting in the background.
-
-        An earlier attempt that is cut off and still writes loses its save by that; its effects are refused anyway.
-        """
-        if not self._is_leader:
-            return
-        for leftover in list_leftovers(root):
-            try:
-                retired = retire(leftover)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                self._note(f"{leftover}, left by an interrupted save, cannot be deleted: {error}.")
-                continue
-            self._thread.submit(functools.partial(shutil.rmtree, retired, ignore_errors=True))
-
-
-def _read(folder: Path, model: nn.Module, optimizer: Optimizer) -> _Read:
-    try:
-        mismatch = find_mismatch(read_manifest(folder), model, optimizer)
-        if mismatch is not None:
-            return _Read(mismatch=mismatch)
-        return _Read(state=load_state(folder))
-    except BrokenCheckpoint as broken:
-        return _Read(problem=str(broken))
-
-
-def _first(problems: list[str | None]) -> str | None:
-    """The problem of the lowest rank that has one, with the rank unless that is 0; None: nobody has."""
-    for rank, problem in enumerate(problems):
-        if problem is not None:
-            return problem if rank == 0 else f"{problem} (Seen by rank {rank}.)"
-    return None
+        if self._announcer is not None:
+            self._announcer.announce(step)

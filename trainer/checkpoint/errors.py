@@ -5,7 +5,7 @@ Not for: what of it is retried or whose fault it is (that follows from the exit 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gangline.protocol.peer_loss import is_peer_loss_text
@@ -60,7 +60,7 @@ def mismatch_text(stored: Mapping[str, str], wanted: Mapping[str, str]) -> str |
         if name in wanted and stored[name] != wanted[name]
     ]
     parts = [
-        f"{title}: {_some(names)}"
+        f"{title}: {some_of(names)}"
         for title, names in (
             ("missing in the checkpoint", [name for name in wanted if name not in stored]),
             ("unexpected in the checkpoint", [name for name in stored if name not in wanted]),
@@ -87,6 +87,7 @@ def describe(error: BaseException) -> str:
     return " ← ".join(dict.fromkeys(texts))
 
 
-def _some(names: list[str]) -> str:
+def some_of(names: Sequence[str]) -> str:
+    """The first few names, and how many there are more."""
     more = f" and {len(names) - _MAX_KEYS_TOLD} more" if len(names) > _MAX_KEYS_TOLD else ""
     return ", ".join(names[:_MAX_KEYS_TOLD]) + more

@@ -1,19 +1,15 @@
-"""Writing one checkpoint: staged in memory that is kept, shards by all ranks, completed by one.
+"""Writing one checkpoint: shards by all ranks, what several have by one of them, completed by the first.
 
 Every part that can fail on one rank alone is agreed with the others, so a failure reaches all of them and none waits.
-Not for: threads and when (`checkpointer`), names and order on disk (`layout`).
+Not for: memory and threads (`staging`), when (`checkpointer`), names and order on disk (`layout`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import queue
 import shutil
-import threading
 import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -63,73 +59,6 @@ class SaveRequest:
     world_size: int
     optimizer: str
     plan: dict[str, Any]
-
-
-class KeptCopies:
-    """Copies of a state in the machine's memory, page-locked for a GPU. The memory is kept from save to save.
-
-    So it costs as much memory as the state, from the first asynchronous save on; allocating it anew each time made
-    the step wait four times as long.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
-
-    def copy(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """`state` as it is now, unaffected by later steps, until the next call. Blocks while it copies."""
-        staged: dict[str, Any] = {}
-        buffers: dict[str, torch.Tensor] = {}
-        on_gpu = False
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                staged[key] = buffers[key] = self._buffer(key, value)
-                buffers[key].copy_(value, non_blocking=True)
-                on_gpu = on_gpu or value.is_cuda
-            else:
-                staged[key] = copy.deepcopy(value)
-        if on_gpu:
-            torch.cuda.current_stream().synchronize()
-        self._buffers = buffers
-        return staged
-
-    def _buffer(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        kept = self._buffers.get(key)
-        if kept is not None and kept.shape == value.shape and kept.dtype == value.dtype:
-            return kept
-        return torch.empty_like(value, device="cpu", pin_memory=value.is_cuda, requires_grad=False)
-
-
-class BackgroundThread:
-    """One thread that does one thing after another. A daemon: a process that fails does not wait for it."""
-
-    def __init__(self, name: str) -> None:
-        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` after all that was submitted before."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                result = work()
-            except BaseException as error:  # noqa: BLE001  # raised again where the future is asked
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._waiting.put(run)
-        return future
-
-    def close(self) -> None:
-        """Finish what was submitted, then end. Blocks."""
-        self._waiting.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (run := self._waiting.get()) is not None:
-            run()
 
 
 def write_checkpoint(

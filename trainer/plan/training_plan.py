@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gangline.protocol.launch import decode, encode
-from trainer.plan.parallel_plan import ParallelPlan, ParallelRequest, resolve_parallel
+from trainer.plan.parallel_plan import (
+    ParallelPlan,
+    ParallelRequest,
+    RankLayout,
+    check_parallel_request,
+    resolve_parallel,
+)
 from trainer.plan.problem import PlanError, PlanProblem
 from trainer.plan.recipe_catalog import check_recipe
 
@@ -94,6 +100,8 @@ class TrainingSpec:
     parallel: ParallelRequest = field(default_factory=ParallelRequest)
     train: TrainSettings = field(default_factory=TrainSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    profile: dict[str, Any] | None = None
+    """What the model costs, as `python -m trainer profile -o json` counts it; None: not known, or a recipe's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +135,23 @@ class TrainingPlan:
 
 
 def check_training(spec: TrainingSpec) -> None:
-    """Raise PlanError with all that is wrong with a job's settings, whatever its world size."""
+    """Raise PlanError with all that is wrong with a job's settings, whatever its ranks."""
     problems = _problems_of(spec)
+    try:
+        check_parallel_request(spec.parallel)
+    except PlanError as error:
+        problems += error.problems
+    problems += _least_parts_problems(spec)
     if problems:
         raise PlanError(problems)
 
 
-def plan_training(spec: TrainingSpec, world_size: int) -> TrainingPlan:
-    """The plan of `spec` for `world_size` ranks, without folders. Raises PlanError."""
+def plan_training(spec: TrainingSpec, layout: RankLayout) -> TrainingPlan:
+    """The plan of `spec` for the ranks of `layout`, without folders. Raises PlanError."""
     problems = _problems_of(spec)
+    batch_size = spec.train.batch_size if spec.train.batch_size >= 1 else None
     try:
-        resolved = resolve_parallel(spec.parallel, world_size)
+        resolved = resolve_parallel(spec.parallel, layout, batch_size=batch_size)
     except PlanError as error:
         raise PlanError([*problems, *error.problems]) from error
     problems += batch_problems(spec.train, resolved.plan)
@@ -154,17 +168,35 @@ def plan_training(spec: TrainingSpec, world_size: int) -> TrainingPlan:
 
 def batch_problems(train: TrainSettings, parallel: ParallelPlan) -> list[PlanProblem]:
     """What keeps the global batch from being split over ranks and micro-batches."""
-    parts = parallel.data_parallel_size * parallel.grad_accum_steps
-    if train.batch_size >= parts:
+    return _parts_problems(
+        train.batch_size, parallel.data_parallel_size, parallel.grad_accum_steps, parallel.micro_batches
+    )
+
+
+def _least_parts_problems(spec: TrainingSpec) -> list[PlanProblem]:
+    """As `batch_problems`, with the axes that a job names: on any number of ranks there are as many parts."""
+    asked = spec.parallel
+    numbers = (
+        (asked.dp_replicate or 1) * (asked.dp_shard or 1),
+        asked.grad_accum_steps,
+        asked.micro_batches or 1,
+    )
+    return _parts_problems(spec.train.batch_size, *numbers) if min(numbers) >= 1 else []
+
+
+def _parts_problems(batch_size: int, data: int, accum: int, micro_batches: int) -> list[PlanProblem]:
+    parts = data * accum * micro_batches
+    if batch_size < 1 or batch_size >= parts:
         return []
+    named = ((data, "data-parallel ranks"), (accum, "grad_accum_steps"), (micro_batches, "micro_batches"))
+    product = " × ".join(f"{number} {name}" for number, name in named if number > 1)
+    fewer = batch_size // (data * accum)
+    alternative = f", or parallel.micro_batches to {fewer} or less" if micro_batches > 1 and fewer > 0 else ""
     return [
         PlanProblem(
             key="train.batch_size",
-            message=(
-                f"is {train.batch_size}, but {parallel.data_parallel_size} data-parallel ranks × "
-                f"{parallel.grad_accum_steps} micro-batches need at least one sample each: {parts}."
-            ),
-            fix=f"Set train.batch_size to {parts} or more.",
+            message=f"is {batch_size}, but {product} need at least one sample each: {parts}.",
+            fix=f"Set train.batch_size to {parts} or more{alternative}.",
         )
     ]
 

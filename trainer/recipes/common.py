@@ -1,4 +1,7 @@
-"""What the recipes share: types by name, the loss and the metrics of classification, dropout only where wanted."""
+"""What the recipes share: models that are lists of layers, types by name, loss and metrics of classification, dropout.
+
+Not for: models of users, which need not be built so (`TrainTask.layers` lists theirs).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,29 @@ from torch import nn
 from torch.nn import functional
 
 DTYPES: Final = {"float32": torch.float32, "float64": torch.float64}
+
+
+class LayeredModel(nn.Module):
+    """A model that is its layers called in turn, so whoever has some of them computes what the whole model would.
+
+    A subclass only makes its children, in order; those in a ModuleList are a layer each.
+    """
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The inputs through every layer."""
+        values = inputs
+        for layer in layers_in_order(self):
+            values = layer(values)
+        return values
+
+
+def layers_in_order(model: nn.Module) -> list[nn.Module]:
+    """The layers of a LayeredModel: each takes the one tensor that the one before returned."""
+    return [
+        layer
+        for child in model.children()
+        for layer in (child.children() if isinstance(child, nn.ModuleList) else (child,))
+    ]
 
 
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

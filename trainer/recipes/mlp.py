@@ -20,7 +20,7 @@ from trainer.data.splits import complement, held_out
 from trainer.data.synthetic import synthetic_table
 from trainer.data.tables import csv_table, sklearn_table
 from trainer.plan.recipe_catalog import TABLE_NAMES
-from trainer.recipes.common import DTYPES, accuracy, cross_entropy, dropout
+from trainer.recipes.common import DTYPES, LayeredModel, accuracy, cross_entropy, dropout, layers_in_order
 from trainer.task import TrainTask
 
 _ACTIVATIONS: Final[dict[str, Callable[[], nn.Module]]] = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -49,13 +49,8 @@ class Statistics:
         )
 
 
-class TableModel(nn.Module):
+class TableModel(LayeredModel):
     """Standardise, linear layers with an activation between, and back to the target's unit."""
-
-    mean: torch.Tensor
-    deviation: torch.Tensor
-    target_mean: torch.Tensor
-    target_deviation: torch.Tensor
 
     def __init__(
         self,
@@ -67,28 +62,50 @@ class TableModel(nn.Module):
         dropout_probability: float,
         dtype: torch.dtype,
     ) -> None:
-        """`num_classes` None: one number per row comes out (regression), else a score per class."""
+        """`num_classes` None: one number per row comes out, [batch] (regression), else a score per class."""
         super().__init__()
-        self.register_buffer("mean", statistics.mean)
-        self.register_buffer("deviation", statistics.deviation)
-        self.register_buffer("target_mean", statistics.target_mean)
-        self.register_buffer("target_deviation", statistics.target_deviation)
-        self.is_regression = num_classes is None
         widths = [len(statistics.mean), *hidden]
+        self.standardise = Standardise(statistics)
         self.layers = nn.ModuleList(
             nn.Sequential(nn.Linear(before, after), _ACTIVATIONS[activation](), dropout(dropout_probability))
             for before, after in zip(widths, hidden, strict=False)
         )
-        self.head = nn.Linear(widths[-1], num_classes or 1)
+        self.head = nn.Linear(widths[-1], num_classes) if num_classes else RegressionHead(widths[-1], statistics)
         self.to(dtype)
 
+
+class Standardise(nn.Module):
+    """Every column to mean 0 and deviation 1 over the training rows."""
+
+    mean: torch.Tensor
+    deviation: torch.Tensor
+
+    def __init__(self, statistics: Statistics) -> None:
+        super().__init__()
+        self.register_buffer("mean", statistics.mean)
+        self.register_buffer("deviation", statistics.deviation)
+
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[batch, columns] to [batch] (regression) or [batch, classes]."""
-        values = (rows - self.mean) / self.deviation
-        for layer in self.layers:
-            values = layer(values)
-        output: torch.Tensor = self.head(values)
-        return output.squeeze(-1) * self.target_deviation + self.target_mean if self.is_regression else output
+        """[batch, columns] to the same shape."""
+        return (rows - self.mean) / self.deviation
+
+
+class RegressionHead(nn.Module):
+    """One number per row, in the target's own unit."""
+
+    target_mean: torch.Tensor
+    target_deviation: torch.Tensor
+
+    def __init__(self, width: int, statistics: Statistics) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 1)
+        self.register_buffer("target_mean", statistics.target_mean)
+        self.register_buffer("target_deviation", statistics.target_deviation)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """[batch, width] to [batch]."""
+        output: torch.Tensor = self.linear(values)
+        return output.squeeze(-1) * self.target_deviation + self.target_mean
 
 
 def build_mlp(args: Mapping[str, Any]) -> TrainTask:
@@ -113,7 +130,7 @@ def build_mlp(args: Mapping[str, Any]) -> TrainTask:
         eval_data=held_out_rows,
         metrics={"mean_squared_error": _squared_error} if is_regression else {"accuracy": accuracy},
         collate=stack_pairs,
-        layers=lambda model: list(model.layers),  # type: ignore[arg-type]
+        layers=layers_in_order,
     )
 
 

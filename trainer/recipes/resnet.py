@@ -24,7 +24,7 @@ from trainer.data.rows import stack_pairs
 from trainer.data.splits import complement, held_out
 from trainer.data.synthetic import SyntheticImages
 from trainer.plan.recipe_catalog import image_size_of, stem_of
-from trainer.recipes.common import DTYPES, accuracy, cross_entropy, dropout
+from trainer.recipes.common import DTYPES, LayeredModel, accuracy, cross_entropy, dropout, layers_in_order
 from trainer.task import TrainTask
 
 _STAGES: Final = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
@@ -51,8 +51,8 @@ class ResNetConfig:
     dropout: float = 0.0
 
 
-class ResNet(nn.Module):
-    """Images [batch, channels, height, width] to a score per class."""
+class ResNet(LayeredModel):
+    """Images [batch, channels, height, width] to a score per class [batch, classes]."""
 
     def __init__(self, config: ResNetConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -68,18 +68,9 @@ class ResNet(nn.Module):
                 blocks.append(Block(before, inside, after, stride, config.norm, is_bottleneck=is_bottleneck))
                 before = after
         self.layers = nn.ModuleList(blocks)
-        self.dropout = dropout(config.dropout)
-        self.head = nn.Linear(before, config.num_classes)
+        self.head = Head(before, config.num_classes, config.dropout)
         self.apply(_initialise)
         self.to(dtype)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """[batch, channels, height, width] to [batch, classes]."""
-        values = self.stem(images)
-        for layer in self.layers:
-            values = layer(values)
-        output: torch.Tensor = self.head(self.dropout(values.mean(dim=(2, 3))))
-        return output
 
 
 class Block(nn.Module):
@@ -110,6 +101,20 @@ class Block(nn.Module):
         return functional.relu(inner + self.shortcut(values))
 
 
+class Head(nn.Module):
+    """The mean over all places, and a score per class of it."""
+
+    def __init__(self, width: int, num_classes: int, dropout_probability: float) -> None:
+        super().__init__()
+        self.dropout = dropout(dropout_probability)
+        self.linear = nn.Linear(width, num_classes)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """[batch, width, h, w] to [batch, classes]."""
+        output: torch.Tensor = self.linear(self.dropout(values.mean(dim=(2, 3))))
+        return output
+
+
 def build_resnet(args: Mapping[str, Any]) -> TrainTask:
     """The task; `args` is complete, as the catalog's `complete_args` makes it."""
     dtype, size = DTYPES[args["dtype"]], image_size_of(args)
@@ -131,7 +136,7 @@ def build_resnet(args: Mapping[str, Any]) -> TrainTask:
         metrics={"accuracy": accuracy},
         collate=stack_pairs,
         flops_per_sample=flops_per_sample(config, size),
-        layers=lambda model: list(model.layers),  # type: ignore[arg-type]
+        layers=layers_in_order,
     )
 
 

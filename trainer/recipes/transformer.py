@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from trainer.data.rows import stack_pairs
 from trainer.data.synthetic import SyntheticTokens
 from trainer.data.tokens import Tokens, TokenWindows, text_tokens, token_file, topics_tokens
 from trainer.plan.recipe_catalog import BYTE_VOCABULARY, is_token_file, shape_of
-from trainer.recipes.common import DTYPES, bits_per_byte, cross_entropy, dropout
+from trainer.recipes.common import DTYPES, LayeredModel, bits_per_byte, cross_entropy, dropout, layers_in_order
 from trainer.task import TrainTask
 
 TENSOR_PARALLEL_PLAN: Final = {
@@ -40,6 +40,8 @@ _INITIAL_DEVIATION: Final = 0.02
 _SWIGLU_WIDTH: Final = 8 / 3
 """Inner width per outer width, so that three matrices have as many parameters as GELU's two of 4."""
 _SWIGLU_MULTIPLE: Final = 32
+_NUM_ROTARY_TABLES: Final = 16
+"""As many are kept: one per length, head width, device and type in use."""
 _NUM_SYNTHETIC_SAMPLES: Final = 100_000
 
 
@@ -82,36 +84,41 @@ class TransformerConfig:
         return 6.0 * weights * self.tokens_per_sample + attention
 
 
-class Transformer(nn.Module):
-    """Tokens [batch, T] to scores [batch, T, vocabulary] for the token after each."""
+class Transformer(LayeredModel):
+    """Tokens [batch, T] to scores [batch, T, vocabulary] for the token after each.
+
+    At most `tokens_per_sample` tokens with learned positions; any number with rotary ones.
+    """
 
     def __init__(self, config: TransformerConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.width)
-        self.positions = nn.Embedding(config.tokens_per_sample, config.width) if config.positions == "learned" else None
-        self.dropout = dropout(config.dropout)
+        self.embedding = Embedding(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         self.apply(partial(_initialise, num_layers=config.num_layers))
         if config.has_tied_embeddings:
-            self.head.weight = self.embedding.weight
+            self.head.weight = self.embedding.tokens.weight
         self.to(dtype)
 
+
+class Embedding(nn.Module):
+    """A vector per token, to which learned positions are added (`positions` is missing with rotary ones)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.positions = nn.Embedding(config.tokens_per_sample, config.width) if config.positions == "learned" else None
+        self.dropout = dropout(config.dropout)
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """At most `tokens_per_sample` tokens with learned positions; any number with rotary ones."""
-        values = self.embedding(tokens)
-        rotary = None
-        if self.positions is None:
-            rotary = rotary_table(tokens.shape[1], self.config.head_width, values)
-        else:
+        """[batch, T] to [batch, T, width]."""
+        values = self.tokens(tokens)
+        if self.positions is not None:
             values = values + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        values = self.dropout(values)
-        for layer in self.layers:
-            values = layer(values, rotary)
-        scores: torch.Tensor = self.head(self.norm(values))
-        return scores
+        result: torch.Tensor = self.dropout(values)
+        return result
 
 
 class Layer(nn.Module):
@@ -125,9 +132,9 @@ class Layer(nn.Module):
         self.mlp = Mlp(config)
         self.dropout = dropout(config.dropout)
 
-    def forward(self, values: torch.Tensor, rotary: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[batch, T, width] to the same shape."""
-        values = values + self.dropout(self.attention(self.attention_norm(values), rotary))
+        values = values + self.dropout(self.attention(self.attention_norm(values)))
         result: torch.Tensor = values + self.dropout(self.mlp(self.mlp_norm(values)))
         return result
 
@@ -138,15 +145,17 @@ class Attention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.head_width, self.dropout_probability = config.head_width, config.dropout
+        self.is_rotary = config.positions == "rotary"
         self.query = nn.Linear(config.width, config.width, bias=False)
         self.key = nn.Linear(config.width, config.width, bias=False)
         self.value = nn.Linear(config.width, config.width, bias=False)
         self.output = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, values: torch.Tensor, rotary: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[batch, T, width] to the same shape."""
         query, key, value = (self._heads(linear(values)) for linear in (self.query, self.key, self.value))
-        if rotary is not None:
+        if self.is_rotary:
+            rotary = rotary_table(query.shape[2], self.head_width, query)
             query, key = turned(query, rotary), turned(key, rotary)
         mixed = functional.scaled_dot_product_attention(
             query, key, value, dropout_p=self.dropout_probability if self.training else 0.0, is_causal=True
@@ -155,7 +164,7 @@ class Attention(nn.Module):
         return result
 
     def _heads(self, values: torch.Tensor) -> torch.Tensor:
-        return values.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return own_part(values).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -176,11 +185,32 @@ class Mlp(nn.Module):
 
 
 def rotary_table(num_tokens: int, head_width: int, like: torch.Tensor) -> torch.Tensor:
-    """cos and sin of each place's angles: [2, T, head_width / 2], on the device of `like`, in float32 or more."""
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    exponents = torch.arange(0, head_width, 2, device=like.device, dtype=dtype) / head_width
-    angles = torch.outer(torch.arange(num_tokens, device=like.device, dtype=dtype), _ROTARY_BASE**-exponents)
+    """cos and sin of each place's angles: [2, T, head_width / 2], on the device of `like`, in float32 or more.
+
+    Computed once, not by every layer at every step, and no part of any state dict.
+    """
+    shape = (num_tokens, head_width, like.device, torch.promote_types(like.dtype, torch.float32))
+    # What is traced or stands for shapes alone must not be kept for those who compute.
+    is_plain = type(like) is torch.Tensor and not torch.compiler.is_compiling()
+    return _kept_rotary_table(*shape) if is_plain else _rotary_table(*shape)
+
+
+def _rotary_table(num_tokens: int, head_width: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    exponents = torch.arange(0, head_width, 2, device=device, dtype=dtype) / head_width
+    angles = torch.outer(torch.arange(num_tokens, device=device, dtype=dtype), _ROTARY_BASE**-exponents)
     return torch.stack((angles.cos(), angles.sin()))
+
+
+@lru_cache(maxsize=_NUM_ROTARY_TABLES)
+def _kept_rotary_table(num_tokens: int, head_width: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    with torch.inference_mode(False):  # a tensor made in inference mode could not be trained with later
+        return _rotary_table(num_tokens, head_width, device, dtype)
+
+
+def own_part(values: torch.Tensor) -> torch.Tensor:
+    """The plain tensor that this rank holds of what may be a DTensor."""
+    to_local = getattr(values, "to_local", None)
+    return values if to_local is None else to_local()
 
 
 def turned(heads: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
@@ -203,8 +233,9 @@ def build_transformer(args: Mapping[str, Any]) -> TrainTask:
         collate=stack_pairs,
         tokens_per_sample=config.tokens_per_sample,
         flops_per_sample=config.flops_per_sample,
-        layers=lambda model: list(model.layers),  # type: ignore[arg-type]
+        layers=layers_in_order,
         tensor_parallel_plan=TENSOR_PARALLEL_PLAN,
+        tensor_parallel_sizes=(config.num_heads,),
     )
 
 

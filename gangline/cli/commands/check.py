@@ -10,21 +10,27 @@ from typing import Any
 import click
 
 from gangline.cli import job_files
+from gangline.cli.model_profile import profile_option, profiled
 from gangline.cli.options import gang_command, set_option
 from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
 from gangline.cli.words import NOTHING, count
 
+MAX_SIZES_SHOWN = 16
+
 
 @gang_command()
 @click.argument("file")
 @set_option
-def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
+@profile_option
+def check(session: Session, file: str, overrides: tuple[str, ...], wants_profile: bool) -> None:
     """Validate a job FILE (`-` for stdin) on the server; submit nothing.
 
     Every fault is listed with its line, and the exit code is 2.
     """
     job_file = job_files.load(session, file, overrides)
+    if wants_profile:
+        job_file = profiled(session, file, job_file)
     with session.busy("Checking"), job_files.faults_located(job_file):
         answer = session.client.check(job_file)
     if session.is_json:
@@ -36,6 +42,8 @@ def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
     plan = answer.get("plan") or {}
     if plan:
         session.out(f"  plan       {_plan(plan)}")
+    for line in plan.get("lines") or ():
+        session.out(f"             {clean_inline(str(line))}".rstrip())
     for note in plan.get("notes") or ():
         session.out(f"  note       {clean_inline(str(note))}")
     reason = answer.get("reason") or {}
@@ -59,9 +67,20 @@ def _plan(plan: dict[str, Any]) -> str:
     return f"{shown}, {words['precision']}"
 
 
+def _choice(sizes: list[Any]) -> str:
+    """`8, 6, 4 or 2`; of many numbers the ends."""
+    words = [clean_inline(str(size)) for size in sizes]
+    if len(words) > MAX_SIZES_SHOWN:
+        return f"one of {len(words)} numbers from {words[-1]} to {words[0]}"
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
+
+
 def _resources(resources: dict[str, Any]) -> str:
     nodes, per_node = resources.get("nodes"), resources.get("gpus_per_node")
     if not isinstance(nodes, int) or not isinstance(per_node, int):
         return NOTHING
     kind = f" of {clean_inline(str(resources['gpu']))}" if resources.get("gpu") else ""
+    sizes = resources.get("sizes")
+    if isinstance(sizes, list) and sizes:
+        return f"{_choice(sizes)} GPUs{kind}, the most that are free at each start"
     return f"{count(nodes, 'node')} × {count(per_node, 'GPU')}{kind}"

@@ -130,7 +130,9 @@ def _start_of(choice: Choice, rank: int) -> int | None:
 
 
 def ranks_of(job: Job) -> tuple[int, ...]:
-    """All ranks of a job's gang: one per node for a command, else its processes."""
+    """All ranks of a job's latest gang: one per node for a command, else its processes."""
+    if job.size is not None:
+        return tuple(range(job.size.nodes * job.size.processes_per_node))
     spec = job.spec or {}
     run = spec.get("run")
     is_command = isinstance(run, dict) and (run.get("command") is not None or run.get("shell") is not None)

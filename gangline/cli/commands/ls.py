@@ -10,7 +10,7 @@ import click
 from gangline.cli.options import gang_command
 from gangline.cli.session import Session
 from gangline.cli.table import Column, Row
-from gangline.cli.words import NOTHING, duration, layout, metric, progress_cell, state_note
+from gangline.cli.words import NOTHING, duration, gpu_number, layout, metric, progress_cell, state_note
 from gangline.client.models import Job
 from gangline.protocol.outcomes import JobState
 
@@ -65,7 +65,7 @@ def ls(
 
 def row(job: Job) -> Row:
     """A job as a row: numbers while it trains, a sentence while it waits or when it has failed."""
-    cells = (str(job.id), job.state, job.name, job.owner, layout(job), str(job.resources.gpus))
+    cells = (str(job.id), job.state, job.name, job.owner, layout(job), gpu_number(job))
     note = state_note(job)
     if note:
         return Row(cells=cells, note=note, style=job.state)

@@ -14,6 +14,7 @@ from types import FrameType
 import click
 
 from gangline.cli import job_files
+from gangline.cli.model_profile import profile_option, profiled
 from gangline.cli.options import gang_command, set_option
 from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
@@ -34,8 +35,15 @@ FIRST_LOOK_SECONDS = 0.5
 @click.option("--wait", is_flag=True, help="Wait until the job has ended; the exit code says how.")
 @click.option("--cancel-on-interrupt", is_flag=True, help="With --wait: Ctrl-C (or SIGTERM) cancels the job. For CI.")
 @click.option("--key", metavar="KEY", help="Idempotency key: the same key never makes a second job.")
+@profile_option
 def submit(
-    session: Session, file: str, overrides: tuple[str, ...], wait: bool, cancel_on_interrupt: bool, key: str | None
+    session: Session,
+    file: str,
+    overrides: tuple[str, ...],
+    wait: bool,
+    cancel_on_interrupt: bool,
+    key: str | None,
+    wants_profile: bool,
 ) -> ExitCode | None:
     """Submit a job FILE (`-` for stdin).
 
@@ -46,6 +54,8 @@ def submit(
     if cancel_on_interrupt and not wait:
         raise click.UsageError("--cancel-on-interrupt needs --wait: without it the command does not stay.")
     job_file = job_files.load(session, file, overrides)
+    if wants_profile:
+        job_file = profiled(session, file, job_file)
     job = _send(session, job_file, key or new_key())
     if not (session.is_json or wait):
         job = _after_first_look(session, job)

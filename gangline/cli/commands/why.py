@@ -10,7 +10,7 @@ from datetime import datetime
 from gangline.cli.options import gang_command, job_argument
 from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
-from gangline.cli.words import condition, count, local_time
+from gangline.cli.words import condition, count, gpu_range, local_time
 from gangline.client.models import Ahead, BlockingJob, Job, Why
 
 
@@ -61,7 +61,8 @@ def _ahead(ahead: Ahead) -> list[str]:
 
 
 def _blocking(job: BlockingJob) -> str:
-    facts = [word for word in (job.owner, count(job.gpus, "GPU")) if word]
+    gpus = count(job.gpus, "GPU") if job.min_gpus is None else f"{gpu_range(job.gpus, job.min_gpus)} GPUs"
+    facts = [word for word in (job.owner, gpus) if word]
     return f"{'' if job.id is None else f'{job.id} '}{job.name} ({', '.join(facts)})"
 
 

@@ -27,6 +27,10 @@ attempts = Table(
     Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("number", Integer, nullable=False),
     state_column(AttemptState),
+    # Its size: each attempt of a job with a range of GPUs may have another.
+    Column("num_nodes", Integer, nullable=False),
+    Column("gpus_per_node", Integer, nullable=False),
+    Column("processes_per_node", Integer, nullable=False),
     Column("start_reason", Text, nullable=False),
     Column("leader_epoch", BigInteger, nullable=False),
     Column("stop_intent", Text),

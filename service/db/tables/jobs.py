@@ -14,13 +14,15 @@ jobs = Table(
     Column("team_id", ForeignKey("teams.id"), nullable=False),
     Column("is_private", Boolean, nullable=False),
     json_column("spec", nullable=False),
-    # What the scheduler needs, resolved once at submission.
+    # What the scheduler needs, resolved once at submission. With a range of GPUs: its largest layout, and in `layouts`
+    # all that it may start on.
     Column("num_nodes", Integer, nullable=False),
     Column("gpus_per_node", Integer, nullable=False),
     Column("gpu_type", Text),
     Column("cpus_per_node", Double, nullable=False),
     Column("memory_bytes_per_node", BigInteger, nullable=False),
     Column("processes_per_node", Integer, nullable=False),
+    json_column("layouts"),
     Column("priority", Integer, nullable=False),
     json_column("tags", nullable=False),
     state_column(JobState),

@@ -212,7 +212,7 @@ def by_trainer(task: TrainTask, workload: Workload, mesh: Mesh, folder: Path) ->
     subject = assemble_task(task, plan, mesh, events, {})
     return Contestant(
         # A training runs once: each block is a new one of the same model and optimizer.
-        run=lambda: _drop(Training(plan, subject, around).run()),
+        run=lambda: _drop(Training(subject, around).run()),
         model=subject.model.inner,
         clock=StepClock(subject.optimizer),
     )

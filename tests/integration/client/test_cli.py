@@ -301,6 +301,73 @@ def test_check_shows_how_a_training_is_split(server: FakeServer, tmp_path: Path)
     assert [request.name for request in server.requests] == ["POST /jobs"], "a recipe packs no folder"
 
 
+# --- A range of GPUs -----------------------------------------------------------------------------------------------
+
+RANGE = {"nodes": 1, "gpus_per_node": 8, "gpus": 8, "min_gpus": 2, "gpu": None}
+SIZE = {"nodes": 2, "gpus_per_node": 2, "gpus": 4, "processes_per_node": 2}
+
+
+@pytest.mark.parametrize(
+    ("facts", "shown", "listed"),
+    [
+        ({"state": "waiting", "size": None}, "2 to 8 GPUs\n", ["–", "2-8"]),
+        ({"state": "waiting", "size": SIZE}, "2 to 8 GPUs, last 2 × 2\n", ["–", "2-8"]),
+        (
+            {"state": "running", "size": SIZE, "attempt": {"id": 3, "number": 2, "state": "running", "nodes": []}},
+            "2 to 8 GPUs, now 2 × 2\n",
+            ["2×2", "4"],
+        ),
+        ({"state": "succeeded", "size": SIZE}, "2 to 8 GPUs, last 2 × 2\n", ["2×2", "4"]),
+    ],
+)
+def test_a_job_with_a_range_of_gpus_shows_what_it_asks_for_and_what_it_has(
+    server: FakeServer, tmp_path: Path, facts: dict[str, Any], shown: str, listed: list[str]
+) -> None:
+    server.add(a_job(12, resources=RANGE, **facts))
+
+    assert f"resources  {shown}" in gang(server, tmp_path, "show", "12").out
+    assert gang(server, tmp_path, "ls").out.splitlines()[1].split()[4:6] == listed
+
+
+def test_why_tells_what_a_job_ahead_has_or_asks_for(server: FakeServer, tmp_path: Path) -> None:
+    server.add(a_job(12, state="waiting", reason={"code": "behind", "text": "It needs 2 to 8 GPUs.", "fix": ""}))
+    ahead = [
+        {"id": 7, "name": "a", "owner": "jun", "state": "waiting", "gpus": 8, "min_gpus": 2},
+        {"id": 8, "name": "b", "owner": "jun", "state": "running", "gpus": 4, "min_gpus": None},
+    ]
+    body = {"id": 12, "state": "waiting", "reason": {"code": "behind", "text": "It needs 2 to 8 GPUs.", "fix": ""},
+            "ahead": {"count": 1, "jobs": ahead}, "can_ever_start": True, "estimated_start": None}  # fmt: skip
+    server.overrides["GET /jobs/12/why"] = lambda request: Answer(body=body)
+
+    out = gang(server, tmp_path, "why", "12").out
+
+    assert "Ahead of it: 1 job: 7 a (jun, 2-8 GPUs)." in out
+    assert "Holding GPUs: 8 b (jun, 4 GPUs)." in out
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shown"),
+    [([8, 4, 2], "8, 4 or 2"), ([4], "4"), (list(range(64, 1, -1)), "one of 63 numbers from 2 to 64")],
+)
+def test_check_names_the_sizes_that_a_job_may_start_on(
+    server: FakeServer, tmp_path: Path, sizes: list[int], shown: str
+) -> None:
+    body = {"valid": True, "spec": {"name": "gpt"}, "resources": {**RANGE, "sizes": sizes}, "reason": None}
+    server.overrides["POST /jobs"] = lambda request: Answer(body=body)
+    (tmp_path / "job.yaml").write_text("name: gpt\nrun: {recipe: mlp}\n")
+
+    out = gang(server, tmp_path, "check", "job.yaml").out
+
+    assert f"  resources  {shown} GPUs, the most that are free at each start\n" in out
+
+
+def test_the_logs_of_a_job_are_those_of_the_ranks_that_it_had(server: FakeServer, tmp_path: Path) -> None:
+    server.add(a_job(12, state="succeeded", resources=RANGE, processes_per_node=8, size=SIZE))
+    server.logs = {rank: f"{rank}\n".encode() for rank in range(8)}
+
+    assert gang(server, tmp_path, "logs", "12").out == "r0 0\nr1 1\nr2 2\nr3 3\n"
+
+
 # --- Logs ----------------------------------------------------------------------------------------------------------
 
 

@@ -138,6 +138,22 @@ def test_what_a_checkpoint_said_is_gone_after_the_way_down_and_the_rest_of_the_j
     database.dispose()
 
 
+def test_an_attempt_of_before_has_the_size_of_its_job(database_url: str) -> None:
+    database = Database(database_url)
+    move(database, "0003", is_up=True)
+    with schema_change(database) as connection:
+        fill_with_rows(connection)
+        jobs = reflected(connection).tables["jobs"]
+        connection.execute(jobs.update().values(num_nodes=3, gpus_per_node=8, processes_per_node=2))
+    migrate(database)
+    with database.engine.connect() as connection:
+        tables = reflected(connection).tables
+        row = connection.execute(select(tables["attempts"])).one()
+        assert (row.num_nodes, row.gpus_per_node, row.processes_per_node) == (3, 8, 2)
+        assert connection.execute(select(tables["jobs"].c.layouts)).scalar_one() is None
+    database.dispose()
+
+
 def test_the_revisions_make_the_tables_that_the_code_expects(database_url: str) -> None:
     database = Database(database_url)
     migrate(database)

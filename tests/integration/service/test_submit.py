@@ -151,7 +151,7 @@ def test_a_fault_of_an_override_points_at_the_override(api: Api) -> None:
     assert list(problems(answer)) == ["--set resources.nodes"]
 
 
-@pytest.mark.parametrize("value", [-1, 0.5, "two", 10**9, True, [1], {}])
+@pytest.mark.parametrize("value", [-1, 0.5, "two", 10**9, True, [1]])
 @pytest.mark.parametrize("key", ["gpus", "gpus_per_node"])
 def test_o37_a_number_of_gpus_that_is_none_is_refused_with_the_field_named(api: Api, key: str, value: Any) -> None:
     assert f"resources.{key}" in problems(post(api, {**JOB, "resources": {key: value}}))

@@ -22,6 +22,7 @@ from tests.integration.worker.fake_api import FakeApi, a_plan
 from tests.integration.worker.supervised import Supervised
 from tests.support.ci import cannot_run
 from tests.support.wait import wait_until
+from trainer.plan.parallel_plan import RankLayout
 from trainer.plan.training_plan import RunTarget, TrainingSpec, TrainSettings, plan_training, read_plan
 from worker.cgroup import AttemptCgroup, current_home
 from worker.nursery import Nursery
@@ -73,7 +74,7 @@ def supervise(tmp_path: Path, api: FakeApi, nursery: Nursery) -> Iterator[Superv
 def a_training(args: dict[str, Any], *, num_ranks: int = 1, **changes: Any) -> dict[str, Any]:
     """A plan file as the service sends it: without a folder for checkpoints."""
     spec = TrainingSpec(run=RunTarget(entry="play:task", args=args), train=TrainSettings(steps=3, batch_size=16))
-    plan = plan_training(spec, num_ranks)
+    plan = plan_training(spec, RankLayout(ranks_per_node=num_ranks))
     record = encode(dataclasses.replace(plan, checkpoint_subfolder="attempt-7", resume_from=(), **changes))
     return {**record, "is_checkpoint_root_shared": False}
 

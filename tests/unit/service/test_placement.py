@@ -51,13 +51,22 @@ def test_what_is_placed_is_gone_for_the_next() -> None:
 
     assert first is not None
     assert second is not None
-    assert [share.gpu_indices for share in (*first, *second)] == [(0,), (1,)]
+    assert [share.gpu_indices for share in (*first.shares, *second.shares)] == [(0,), (1,)]
     assert free[0].cpus == 16.0 - 4.0
     assert place_gang(free, job(3)) is None
 
 
 def test_the_node_ranks_of_a_gang_follow_the_names_of_its_nodes() -> None:
     free = [FreeNode.of(node(3, 1)), FreeNode.of(node(1, 4)), FreeNode.of(node(2, 2))]
-    shares = place_gang(free, job(1, 3, 1))
-    assert shares is not None
-    assert [share.node_id for share in shares] == [1, 2, 3]
+    gang = place_gang(free, job(1, 3, 1))
+    assert gang is not None
+    assert [share.node_id for share in gang.shares] == [1, 2, 3]
+
+
+def test_the_first_layout_that_fits_is_taken_and_told() -> None:
+    free = [FreeNode.of(node(1, 3)), FreeNode.of(node(2, 2))]
+    gang = place_gang(free, job(1, layouts=[(1, 4), (2, 2), (1, 3)]))
+    assert gang is not None
+    assert (gang.layout.num_nodes, gang.layout.gpus_per_node) == (2, 2)
+    assert [share.gpu_indices for share in gang.shares] == [(0, 1), (0, 1)]
+    assert [one.cpus for one in free] == [14.0, 14.0], "the CPUs are those of the layout that was taken"

@@ -9,7 +9,7 @@ import pytest
 from service.domain.reasons import ReasonCode
 from service.scheduler.plan import plan
 from service.scheduler.world import NodeView, WaitingJob, World, queue_order
-from tests.unit.service.worlds import GIB, home, job, node, told
+from tests.unit.service.worlds import GIB, elastic, home, job, node, told
 
 NOW = 1_000.0
 
@@ -137,6 +137,75 @@ WORLDS: dict[str, Small] = {
     "the node of a checkpoint was just taken by a job ahead": Small(
         nodes=(node(1, 1),), queue=(job(1), job(2, home=home(1))), expected={1: "node-1:0", 2: "behind"}
     ),
+    "a job with a range of GPUs takes the largest size that fits": Small(
+        nodes=(node(1, 3, taken=1),), queue=(elastic(1, 2, 8),), expected={1: "node-1:1,2,3"}
+    ),
+    "and no more than it can use": Small(
+        nodes=(node(1, 8),), queue=(elastic(1, 2, 4),), expected={1: "node-1:0,1,2,3"}
+    ),
+    "of one size on as few nodes as it can": Small(
+        nodes=(node(1, 2), node(2, 4)), queue=(elastic(1, 2, 4),), expected={1: "node-2:0,1,2,3"}
+    ),
+    "and on more when one has not enough": Small(
+        nodes=(node(1, 2, taken=2), node(2, 2, taken=2)),
+        queue=(elastic(1, 2, 4),),
+        expected={1: "node-1:2,3 node-2:2,3"},
+    ),
+    "its shares are equal: what is left over of a node is not used": Small(
+        nodes=(node(1, 3), node(2, 1)), queue=(elastic(1, 2, 4),), expected={1: "node-1:0,1,2"}
+    ),
+    "enough is free, but not in equal shares": Small(
+        nodes=(node(1, 3, taken=1), node(2, 1, taken=3)), queue=(elastic(1, 4, 4),), expected={1: "needs_nodes"}
+    ),
+    "it waits while less than its least is free": Small(
+        nodes=(node(1, 1, taken=3),), queue=(elastic(1, 2, 4),), expected={1: "needs_gpus"}
+    ),
+    "it takes what the jobs ahead of it have left": Small(
+        nodes=(node(1, 4),),
+        queue=(job(1), elastic(2, 2, 4), job(3)),
+        expected={1: "node-1:0", 2: "node-1:1,2,3", 3: "behind"},
+    ),
+    "sizes that its training cannot be split over are passed over": Small(
+        nodes=(node(1, 3),), queue=(job(1, layouts=[(1, 4), (1, 2)]),), expected={1: "node-1:0,1"}
+    ),
+    "CPUs may leave only a smaller size": Small(
+        nodes=(node(1, 4, free_cpus=2),), queue=(elastic(1, 1, 4),), expected={1: "node-1:0,1"}
+    ),
+    "a node that is away leaves a smaller size": Small(
+        nodes=(node(1, 2), node(2, 2, blocked="unreachable")), queue=(elastic(1, 2, 4),), expected={1: "node-1:0,1"}
+    ),
+    "even its least needs the nodes that are away": Small(
+        nodes=(node(1, 1), node(2, 2, blocked="unreachable")),
+        queue=(elastic(1, 2, 4),),
+        expected={1: "nodes_not_ready"},
+    ),
+    "even its least is more than the pool has": Small(
+        nodes=(node(1, 2), node(2, 1)), queue=(elastic(1, 4, 8),), expected={1: "never_fits"}
+    ),
+    "it resumes on fewer of the nodes that have its checkpoint": Small(
+        nodes=(node(1, 2), node(2, 2, blocked="lost"), node(3, 4)),
+        queue=(elastic(1, 2, 4, home=home(1, 2)),),
+        expected={1: "node-1:0,1"},
+    ),
+    "and never on more": Small(
+        nodes=(node(1, 2), node(2, 2)), queue=(elastic(1, 2, 4, home=home(2)),), expected={1: "node-2:0,1"}
+    ),
+    "none of the nodes that have its checkpoint is there": Small(
+        nodes=(node(1, 2, blocked="lost"), node(2, 4)), queue=(elastic(1, 1, 4, home=home(1)),), expected={1: "pinned"}
+    ),
+    "a model that is split takes several nodes only if they see one folder": Small(
+        nodes=(node(1, 2, shared="nfs"), node(2, 2), node(3, 2, shared="other"), node(4, 2, shared="nfs")),
+        queue=(elastic(1, 2, 4, is_split=True),),
+        expected={1: "node-1:0,1 node-4:0,1"},
+    ),
+    "and else a smaller size, on one": Small(
+        nodes=(node(1, 2, shared="nfs"), node(2, 2)),
+        queue=(elastic(1, 2, 4, is_split=True),),
+        expected={1: "node-1:0,1"},
+    ),
+    "or none": Small(
+        nodes=(node(1, 2), node(2, 2)), queue=(elastic(1, 3, 4, is_split=True),), expected={1: "never_fits"}
+    ),
     "two gangs share the pool": Small(
         nodes=(node(1, 2), node(2, 2)),
         queue=(job(1, 2, 1), job(2, 2, 1)),
@@ -170,6 +239,10 @@ def test_every_reason_of_the_scheduler_occurs_in_a_world() -> None:
     [
         ((node(1, 1, taken=3),), job(1, 1, 2), ["2 GPUs", "1 is free"]),
         ((node(1, 2),), job(1, 2, 1, gpu_type="A100"), ["2 A100 GPUs on 2 nodes", "only 1 of 1 nodes"]),
+        ((node(1, 1, taken=3),), elastic(1, 2, 8), ["It needs 2 to 8 GPUs, 1 is free."]),
+        ((node(1, 1),), elastic(1, 2, 3, gpu_type="A100"), ["2 to 3 A100 GPUs, but only 1 of 1 nodes could"]),
+        ((node(1), node(2)), elastic(1, 6, 8, is_split=True), ["only if they see one shared folder"]),
+        ((node(1, 0, taken=2),), elastic(1, 2, 2), ["It needs 2 GPUs, 0 are free."]),
         ((node(1, 2, blocked="lost"),), job(1), ["node-1 is lost"]),
         ((node(1, 2, blocked="lost"), node(2, 2)), job(1, home=home(1)), ["lies on node-1 alone: node-1 is lost"]),
         ((node(1, 2), node(2, 2)), job(1, 1, 2, home=home(3)), ["on node-3 alone: node-3 cannot hold it any more"]),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from service.domain.checkpoints import CheckpointHome
+from service.domain.gang_layout import GangLayout, equal_shares
 from service.scheduler.plan import Plan
 from service.scheduler.world import GPUView, NodeView, WaitingJob
 
@@ -37,20 +38,32 @@ def node(number: int, free: int = 4, *, taken: int = 0, blocked: str | None = No
 
 
 def job(number: int, nodes: int = 1, gpus: int = 1, **more: Any) -> WaitingJob:
-    """Job `number`, submitted at that time: `nodes` nodes with `gpus` GPUs each."""
+    """Job `number`, submitted at that time: `nodes` nodes with `gpus` GPUs each, or on any of `layouts`."""
     return WaitingJob(
         id=number,
         team_id=more.get("team", 0),
         priority=more.get("priority", 0),
         submitted_at=more.get("submitted_at", float(number)),
-        num_nodes=nodes,
-        gpus_per_node=gpus,
+        layouts=tuple(
+            GangLayout(
+                num_nodes=num_nodes,
+                gpus_per_node=share,
+                processes_per_node=max(1, share),
+                cpus_per_node=more.get("cpus", float(max(1, share))),
+                needs_shared_folder=more.get("is_split", False) and num_nodes > 1,
+            )
+            for num_nodes, share in more.get("layouts", [(nodes, gpus)])
+        ),
         gpu_type=more.get("gpu_type"),
-        cpus_per_node=more.get("cpus", float(max(1, gpus))),
         memory_bytes_per_node=more.get("memory", 0),
         not_before=more.get("not_before"),
         home=more.get("home"),
     )
+
+
+def elastic(number: int, least: int, most: int, **more: Any) -> WaitingJob:
+    """Job `number`, which runs on `least` to `most` GPUs in any layout of equal shares."""
+    return job(number, layouts=list(equal_shares(least, most, most, most)), **more)
 
 
 def home(*numbers: int, shared: str | None = None) -> CheckpointHome:
@@ -62,7 +75,7 @@ def told(plan: Plan) -> dict[int, str]:
     """A plan as text by job: `node-1:0,1 node-2:0`, or the code of the reason why it waits."""
     placed = {
         place.job_id: " ".join(
-            f"node-{share.node_id}:{','.join(map(str, share.gpu_indices))}" for share in place.shares
+            f"node-{share.node_id}:{','.join(map(str, share.gpu_indices))}" for share in place.gang.shares
         )
         for place in plan.places
     }

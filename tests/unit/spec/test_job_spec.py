@@ -50,6 +50,7 @@ SPECS = st.builds(
     resources=st.builds(
         ResourceSpec,
         num_nodes=st.none() | st.integers(1, 100),
+        min_gpus=st.none() | st.integers(1, 100),
         cpus_per_node=st.none() | NUMBERS,
         memory_bytes_per_node=st.none() | st.integers(0, 2**60),
         time_limit_seconds=st.none() | NUMBERS,
@@ -94,6 +95,7 @@ def test_o23_nothing_of_a_spec_with_every_field_set_is_lost() -> None:
             num_nodes=2,
             gpus_per_node=3,
             total_gpus=6,
+            min_gpus=5,
             gpu_type="H100",
             cpus_per_node=1.5,
             memory_bytes_per_node=7,

@@ -151,14 +151,24 @@ def test_a_few_aliases_are_taken() -> None:
 # --- Types: O-37 and its like --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["gpus", "gpus_per_node"])
-@pytest.mark.parametrize("value", [-1, 0.5, 1.0, "two", "2", 10**9, True, [1], {}])
+BAD_NUMBERS: list[Any] = [-1, 0.5, 1.0, "two", "2", "2-8", 10**9, True, [1]]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [*((key, value) for key in ("gpus", "gpus_per_node") for value in BAD_NUMBERS), ("gpus_per_node", {})],
+)
 def test_o37_a_bad_number_of_gpus_is_refused_with_the_field_named(key: str, value: Any) -> None:
     assert list(problems_of(smallest(resources={key: value}))) == [f"resources.{key}"]
 
 
 def test_o37_no_gpu_can_be_asked_for() -> None:
     assert parse(smallest(resources={"gpus": 0})).resources.total_gpus == 0
+
+
+def test_a_range_of_gpus_is_kept_as_it_was_asked() -> None:
+    asked = parse(smallest(resources={"gpus": {"min": 2, "max": 8}, "gpu": "H100"})).resources
+    assert asked == ResourceSpec(min_gpus=2, total_gpus=8, gpu_type="H100")
 
 
 def test_o37_absent_stays_absent() -> None:
@@ -169,6 +179,11 @@ def test_o37_absent_stays_absent() -> None:
     ("parts", "pointer", "message", "suggestion"),
     [
         ({"resources": {"gpus": "2"}}, "resources.gpus", 'whole number, not "2"', "Write 2 without quotes."),
+        ({"resources": {"gpus": {"min": 2}}}, "resources.gpus.max", "is missing", "Add it."),
+        ({"resources": {"gpus": {"min": 0, "max": 2}}}, "resources.gpus.min", "at least 1, not 0", ""),
+        ({"resources": {"gpus": {"min": 1, "max": 9999}}}, "resources.gpus.max", "at most 1024, not 9999", ""),
+        ({"resources": {"gpus": {"min": "1", "max": 2}}}, "resources.gpus.min", 'not "1"', "Write 1 without quotes."),
+        ({"resources": {"gpus": {"max": 4, "min": 8}}}, "resources.gpus.min", "is 8, more than max, which is 4", "4"),
         ({"resources": {"nodes": 0}}, "resources.nodes", "at least 1, not 0", ""),
         ({"resources": {"cpus": 0}}, "resources.cpus", "more than 0", ""),
         ({"resources": {"cpus": True}}, "resources.cpus", "must be a number, not true", ""),
@@ -221,6 +236,7 @@ def test_what_is_missing_is_named(missing: str) -> None:
     [
         (smallest(nmae="x"), "nmae", "name"),
         (smallest(resources={"num_gpu": 1}), "resources.num_gpu", "resources.gpus"),
+        (smallest(resources={"gpus": {"min": 1, "mx": 2}}), "resources.gpus.mx", "resources.gpus.max"),
         (smallest(resources={"gpus_per_nod": 1}), "resources.gpus_per_nod", "resources.gpus_per_node"),
         (smallest(resources={"Nodes": 1}), "resources.Nodes", "resources.nodes"),
         (smallest(resources={"gpus-per-node": 1}), "resources.gpus-per-node", "resources.gpus_per_node"),
@@ -397,6 +413,7 @@ def test_an_argument_that_yaml_reads_as_no_string_is_refused_as_it_was_written(w
     ("override", "changed"),
     [
         ("resources.gpus=2", {"resources": ResourceSpec(total_gpus=2)}),
+        ("resources.gpus={min: 2, max: 4}", {"resources": ResourceSpec(min_gpus=2, total_gpus=4)}),
         ("resources.memory=1GiB", {"resources": ResourceSpec(memory_bytes_per_node=2**30)}),
         ("resources={nodes: 2, gpus: 4}", {"resources": ResourceSpec(num_nodes=2, total_gpus=4)}),
         ("private=true", {"private": True}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -196,6 +197,90 @@ def test_a_pool_without_gpus_says_so() -> None:
     assert "the pool has no GPU at all" in answer.message
 
 
+# --- A range of GPUs -----------------------------------------------------------------------------------------------
+
+
+def layouts(spec: JobSpec, nodes: list[NodeShape]) -> list[tuple[int, int]]:
+    gang = resolve_gang(spec, nodes)
+    assert isinstance(gang, ResolvedGang), gang
+    return [(one.num_nodes, one.gpus_per_node) for one in gang.layouts]
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "nodes", "expected"),
+    [
+        (1, 4, [node(4)], [(1, 4), (1, 3), (1, 2), (1, 1)]),
+        (2, 4, [node(4), node(2)], [(1, 4), (2, 2), (1, 3), (1, 2), (2, 1)]),
+        (2, 100, [node(2), node(2)], [(2, 2), (1, 2), (2, 1)]),
+        (5, 8, [node(4), node(4), node(1)], [(2, 4), (2, 3)]),
+        (4, 4, [node(4), node(4)], [(1, 4), (2, 2)]),
+        (2, 4, [], [(1, 4), (2, 2), (4, 1), (1, 3), (3, 1), (1, 2), (2, 1)]),
+    ],
+)
+def test_a_range_becomes_every_layout_of_equal_shares_that_the_pool_could_hold(
+    least: int, most: int, nodes: list[NodeShape], expected: list[tuple[int, int]]
+) -> None:
+    assert layouts(job(min_gpus=least, total_gpus=most), nodes) == expected
+    assert layout(job(min_gpus=least, total_gpus=most), nodes) == expected[0], "what is shown is the largest"
+
+
+def test_each_layout_has_its_own_processes_and_cpus() -> None:
+    gang = resolve_gang(job(min_gpus=2, total_gpus=4), [node(4, cpus=3), node(2, cpus=1)])
+
+    assert isinstance(gang, ResolvedGang)
+    assert [(one.num_nodes, one.processes_per_node, one.cpus_per_node) for one in gang.layouts] == [
+        (1, 4, 3.0), (2, 2, 1.0), (1, 3, 3.0), (1, 2, 2.0), (2, 1, 1.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "processes_per_node"), [("command", None), ("script", 1)])
+def test_one_process_per_node_stays_one_whatever_the_size(kind: str, processes_per_node: int | None) -> None:
+    gang = resolve_gang(job(kind, processes_per_node, min_gpus=1, total_gpus=4), [node(4), node(4)])
+    assert isinstance(gang, ResolvedGang)
+    assert {one.processes_per_node for one in gang.layouts} == {1}
+
+
+def test_of_a_wide_range_every_number_keeps_its_layout_on_the_fewest_nodes() -> None:
+    gang = resolve_gang(job(min_gpus=1, total_gpus=1024), [])
+    assert isinstance(gang, ResolvedGang)
+    assert [(one.num_nodes, one.num_gpus) for one in gang.layouts] == [(1, size) for size in range(1024, 0, -1)]
+    gang = resolve_gang(job(min_gpus=1, total_gpus=256), [node(8)] * 32)
+    assert isinstance(gang, ResolvedGang)
+    assert (1, 8) in [(one.num_nodes, one.gpus_per_node) for one in gang.layouts]
+    assert (8, 1) in [(one.num_nodes, one.gpus_per_node) for one in gang.layouts], "there is room for all"
+
+
+def test_a_job_of_one_number_has_no_choice_of_layouts() -> None:
+    assert layouts(job(total_gpus=4), [node(4), node(4)]) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "fix"),
+    [
+        (
+            {"min_gpus": 9, "total_gpus": 12},
+            "asks for 9 to 12 GPUs. The most that nodes can give",
+            "gpus.min to at most 8",
+        ),
+        ({"min_gpus": 5, "total_gpus": 5}, "asks for 5 GPUs. The most", "resources.gpus.max to at least 8."),
+        ({"min_gpus": 1, "total_gpus": 2, "gpu_type": "B200"}, "1 to 2 GPUs of type B200. No node has", "type"),
+        (
+            {"min_gpus": 1, "total_gpus": 2, "memory_bytes_per_node": 65 * GIB},
+            "largest memory is 64GiB",
+            "at most 64GiB",
+        ),
+    ],
+)
+def test_a_range_of_which_nothing_fits_is_refused_with_what_would(
+    asked: dict[str, Any], message: str, fix: str
+) -> None:
+    answer = resolve_gang(job(**asked), POOL)
+
+    assert isinstance(answer, DoesNotFit)
+    assert message in answer.message
+    assert fix in answer.fix
+
+
 SHAPES = st.builds(
     NodeShape,
     name=st.just("n"),
@@ -211,7 +296,17 @@ ASKED = st.builds(
     gpu_type=st.sampled_from([None, "A100", "H100", "B200"]),
     cpus_per_node=st.sampled_from([None, 1.0, 9.0, 65.0]),
     memory_bytes_per_node=st.sampled_from([None, 2 * GIB, 65 * GIB]),
-) | st.builds(ResourceSpec, total_gpus=st.integers(0, 40), cpus_per_node=st.sampled_from([None, 9.0, 65.0]))
+)
+ASKED |= st.builds(ResourceSpec, total_gpus=st.integers(0, 40), cpus_per_node=st.sampled_from([None, 9.0, 65.0]))
+RANGES = st.tuples(st.integers(1, 12), st.integers(0, 30)).flatmap(
+    lambda ends: st.builds(
+        ResourceSpec,
+        min_gpus=st.just(ends[0]),
+        total_gpus=st.just(sum(ends)),
+        gpu_type=st.sampled_from([None, "A100"]),
+        cpus_per_node=st.sampled_from([None, 9.0]),
+    )
+)
 
 
 @settings(max_examples=300)
@@ -237,3 +332,26 @@ def test_a_resolved_gang_fits_the_idle_pool_and_a_refusal_says_what_to_do(
     assert asked.total_gpus in (None, answer.num_nodes * answer.gpus_per_node)
     assert asked.num_nodes in (None, answer.num_nodes)
     assert asked.gpus_per_node in (None, answer.gpus_per_node)
+
+
+@settings(max_examples=200)
+@given(asked=RANGES, shapes=st.lists(SHAPES, max_size=6))
+def test_a_range_has_just_the_layouts_that_would_each_be_taken_alone(
+    asked: ResourceSpec, shapes: list[NodeShape]
+) -> None:
+    spec = JobSpec(name="x", run=RunSpec(kind="script"), resources=asked)
+    answer = resolve_gang(spec, shapes)
+    found = answer.layouts if isinstance(answer, ResolvedGang) else ()
+    least, most = asked.min_gpus or 0, asked.total_gpus or 0
+    sizes = [one.num_gpus for one in found]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(least <= size <= most for size in sizes)
+    for num_nodes in range(1, len(shapes) + 1):
+        for share in range(1, 9):
+            only = replace(asked, min_gpus=None, total_gpus=None, num_nodes=num_nodes, gpus_per_node=share)
+            alone = resolve_gang(replace(spec, resources=only), shapes)
+            same = [one for one in found if (one.num_nodes, one.gpus_per_node) == (num_nodes, share)]
+            if isinstance(alone, DoesNotFit) or not least <= num_nodes * share <= most:
+                assert same == []
+            else:
+                assert [one.cpus_per_node for one in same] == [alone.cpus_per_node]

@@ -228,6 +228,29 @@ def test_what_only_looks_like_a_contradiction_is_taken(document: dict[str, Any])
     parse_spec(json.dumps({**SCRIPT, **document}).encode(), "application/json", ())
 
 
+def test_all_that_is_wrong_with_a_range_of_gpus_is_told_at_once() -> None:
+    problems = problems_of(
+        {**COMMAND, "resources": {"gpus": {"min": 9, "max": 8, "mid": 1}, "nodes": 2, "gpus_per_node": 4}}
+    )
+
+    assert set(problems) == {
+        "resources.gpus.min",
+        "resources.gpus.mid",
+        "resources.nodes",
+        "resources.gpus_per_node",
+    }
+    assert "nodes and shares are chosen at each start" in problems["resources.nodes"].message
+    assert "give resources.gpus as one number" in problems["resources.nodes"].suggestion
+
+
+@pytest.mark.parametrize("run", [{"script": "a.py"}, {"command": "ls"}, {"recipe": "mlp"}, {"entry": "a:b"}], ids=repr)
+def test_whatever_is_run_may_have_a_range_of_gpus(run: dict[str, Any]) -> None:
+    train = {"train": {"steps": 1}} if "recipe" in run or "entry" in run else {}
+    document = {**SCRIPT, "run": run, **train, "resources": {"gpus": {"min": 4, "max": 4}}}
+    spec = parse_spec(json.dumps(document).encode(), "application/json", ())
+    assert (spec.resources.min_gpus, spec.resources.total_gpus) == (4, 4)
+
+
 def test_rules_and_types_are_reported_together() -> None:
     problems = problems_of(
         {

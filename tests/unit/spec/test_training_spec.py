@@ -11,7 +11,7 @@ from service.domain.spec import JobSpec
 from service.schemas.parse_spec import InvalidSpec, Problem, parse_spec
 from service.schemas.training_wire import CheckpointWire, ParallelWire, TrainWire
 from service.schemas.wire_types import WireModel
-from trainer.plan.parallel_plan import ParallelRequest
+from trainer.plan.parallel_plan import ParallelRequest, RankLayout
 from trainer.plan.problem import PlanError
 from trainer.plan.training_plan import CheckpointSettings, RunTarget, TrainingSpec, TrainSettings, plan_training
 
@@ -64,8 +64,9 @@ run: {recipe: transformer, args: {size: tiny}}
 train: {epochs: 3, batch_size: 64, optimizer: sgd, lr: 3e-4, weight_decay: 0.1, momentum: 0.8, schedule: cosine,
         warmup_steps: 5, final_lr_ratio: 0.1, clip_norm: 1, eval_every: 50, seed: 7, deterministic: true,
         data_workers: 2, report_every: 4, hang_after: 10m}
-parallel: {strategy: dp, precision: bf16, grad_accum_steps: 2, compile: true, find_unused_parameters: true,
-           sync_batch_norm: false}
+parallel: {strategy: pipeline, pp: 2, dp_replicate: 1, dp_shard: 2, tp: 1, schedule: Interleaved1F1B,
+           stages_per_rank: 3, micro_batches: 4, cut_points: [1, 2, 3, 5, 8], activation_checkpointing: selective,
+           precision: bf16, grad_accum_steps: 2, compile: true, sync_batch_norm: false}
 checkpoint: {every_steps: 100, every: 1h30m, keep: 5, async: false}
 """
     assert parse_spec(text.encode(), "application/yaml", ()).training == TrainingSpec(
@@ -76,8 +77,9 @@ checkpoint: {every_steps: 100, every: 1h30m, keep: 5, async: false}
             data_workers=2, report_every=4, hang_after_seconds=600.0,
         ),
         parallel=ParallelRequest(
-            strategy="dp", precision="bf16", grad_accum_steps=2, compile=True, find_unused_parameters=True,
-            sync_batch_norm=False,
+            strategy="pipeline", pp=2, dp_replicate=1, dp_shard=2, tp=1, schedule="Interleaved1F1B",
+            stages_per_rank=3, micro_batches=4, cut_points=(1, 2, 3, 5, 8), activation_checkpointing="selective",
+            precision="bf16", grad_accum_steps=2, compile=True, sync_batch_norm=False,
         ),
         checkpoint=CheckpointSettings(every_steps=100, every_seconds=5400.0, keep=5, is_async=False),
     )  # fmt: skip
@@ -115,7 +117,18 @@ def test_a_trained_job_may_be_preempted_unless_it_says_no_and_a_script_only_if_i
         ({"train": {"steps": 10, "hang_after": 0}}, "train.hang_after", "must be more than 0"),
         ({"train": {"steps": 10, "hang_after": "5x"}}, "train.hang_after", "is not a duration"),
         ({"train": {"steps": 10, "batch_size": 3}, "parallel": {"grad_accum_steps": 4}}, "train.batch_size", "is 3"),
-        ({"parallel": {"strategy": "fsdp"}}, "parallel.strategy", "fsdp is not run by this version"),
+        ({"parallel": {"strategy": "fsdp", "pp": 0}}, "parallel.pp", "must be at least 1"),
+        ({"parallel": {"strategy": "pipeline", "schedule": "1f1b"}}, "parallel.schedule", 'cannot be "1f1b"'),
+        ({"parallel": {"strategy": "ddp", "schedule": "1F1B"}}, "parallel.schedule", "in a pipeline only, and ddp has"),
+        ({"parallel": {"micro_batches": 4}}, "parallel.micro_batches", "neither strategy nor pp asks for one"),
+        ({"parallel": {"pp": 2, "cut_points": [2, 1]}}, "parallel.cut_points", "above the one before"),
+        ({"parallel": {"pp": 2, "cut_points": [0]}}, "parallel.cut_points[0]", "must be at least 1"),
+        ({"parallel": {"pp": 2, "cut_points": 3}}, "parallel.cut_points", "must be a list"),
+        ({"parallel": {"pp": 2, "cut_points": [1] * 1001}}, "parallel.cut_points", "at most 1000 are allowed"),
+        ({"parallel": {"activation_checkpointing": "all"}}, "parallel.activation_checkpointing", 'cannot be "all"'),
+        ({"parallel": {"strategy": "tensor", "find_unused_parameters": True}}, "parallel.find_unused_parameters",
+         "is a setting of DDP"),
+        ({"parallel": {"strategy": "pipeline", "micro_batches": 33}}, "train.batch_size", "33 micro_batches need at"),
         ({"parallel": {"strategy": "dpp"}}, "parallel.strategy", 'cannot be "dpp"'),
         ({"parallel": {"precision": "fp16"}}, "parallel.precision", 'cannot be "fp16"'),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "must be at least 1"),
@@ -183,7 +196,8 @@ def test_all_problems_come_at_once_each_with_its_line() -> None:
             "  batch_size: 2",
             "  lr: fast",
             "parallel:",
-            "  strategy: fsdp",
+            "  strategy: auto",
+            "  pp: 4",
             "  grad_accum_steps: 4",
             "checkpoint: {every: 5x}",
         )
@@ -193,8 +207,8 @@ def test_all_problems_come_at_once_each_with_its_line() -> None:
 
     found = [(problem.line, problem.pointer) for problem in caught.value.problems]
     assert found == [
-        (2, "run.entry"), (2, "run.entry"), (4, "train.stesp"), (6, "train.lr"), (8, "parallel.strategy"),
-        (10, "checkpoint.every"),
+        (2, "run.entry"), (2, "run.entry"), (4, "train.stesp"), (5, "train.batch_size"), (6, "train.lr"),
+        (9, "parallel.pp"), (11, "checkpoint.every"),
     ]  # fmt: skip
     assert all(problem.suggestion for problem in caught.value.problems if problem.pointer != "train.lr")
 
@@ -208,6 +222,9 @@ def test_all_problems_come_at_once_each_with_its_line() -> None:
         ("train", "global_batch_size", "train.batch_size"),
         ("train", "gradient_accumulation_steps", "parallel.grad_accum_steps"),
         ("parallel", "mixed_precision", "parallel.precision"),
+        ("parallel", "num_microbatches", "parallel.micro_batches"),
+        ("parallel", "tensor_parallel_size", "parallel.tp"),
+        ("parallel", "gradient_checkpointing", "parallel.activation_checkpointing"),
         ("parallel", "batch_size", "train.batch_size"),
         ("checkpoint", "save_steps", "checkpoint.every_steps"),
         ("checkpoint", "asynch", "checkpoint.async"),
@@ -240,6 +257,22 @@ def test_a_short_exponent_is_a_number_where_it_is_a_setting_and_a_word_for_a_scr
     assert parse_spec(script.encode(), "application/yaml", ()).run.args == ("--lr", "3e-4")
 
 
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"strategy": "pipeline", "pp": 4, "schedule": "DualPipeV"},
+        {"strategy": "tensor", "tp": 8},
+        {"pp": 2, "dp_shard": 2, "tp": 2, "cut_points": [3]},
+        {"strategy": "hsdp"},
+        {"strategy": "model"},
+        {"strategy": "auto", "activation_checkpointing": "full"},
+    ],
+)
+def test_how_many_ranks_a_plan_needs_is_no_matter_before_the_gang_is_known(parallel: dict[str, Any]) -> None:
+    given = {**parallel, "cut_points": tuple(parallel["cut_points"])} if "cut_points" in parallel else parallel
+    assert trained({**RECIPE, "parallel": parallel}).parallel == ParallelRequest(**given)
+
+
 # --- The job file and the plan mean the same -----------------------------------------------------------------------
 
 FIELDS = {"hang_after": "hang_after_seconds", "every": "every_seconds"}
@@ -248,7 +281,9 @@ LEAST = {
     "train.weight_decay": (0, -0.5), "train.momentum": (0, -0.5), "train.warmup_steps": (0, -1),
     "train.final_lr_ratio": (0, -0.5), "train.clip_norm": (0.1, 0), "train.eval_every": (1, 0), "train.seed": (0, -1),
     "train.data_workers": (0, -1), "train.report_every": (1, 0), "train.hang_after": (0.1, 0),
-    "parallel.grad_accum_steps": (1, 0),
+    "parallel.grad_accum_steps": (1, 0), "parallel.pp": (1, 0), "parallel.dp_replicate": (1, 0),
+    "parallel.dp_shard": (1, 0), "parallel.tp": (1, 0), "parallel.stages_per_rank": (1, 0),
+    "parallel.micro_batches": (1, 0),
     "checkpoint.every_steps": (1, 0), "checkpoint.every": (0.1, 0), "checkpoint.keep": (1, 0),
 }  # fmt: skip
 """Each number of a training: the least that is taken, and one that is not."""
@@ -288,10 +323,10 @@ def test_the_job_file_takes_what_the_ranks_take_and_refuses_what_they_refuse(key
 
     document, spec = with_setting(key, least)
     parsed(document)
-    plan_training(spec, 1)
+    plan_training(spec, RankLayout())
 
     document, spec = with_setting(key, too_little)
     assert list(problems_of(document)) == [key]
     with pytest.raises(PlanError) as caught:
-        plan_training(spec, 1)
+        plan_training(spec, RankLayout())
     assert key in [problem.key for problem in caught.value.problems]

@@ -16,6 +16,7 @@ import pytest
 
 from gangline.protocol.launch import AssignedGPU, LaunchPlan, RunPlan, encode
 from tests.unit.worker.test_launcher import a_plan, commands
+from trainer.plan.parallel_plan import RankLayout
 from trainer.plan.problem import PlanError
 from trainer.plan.training_plan import RunTarget, TrainingSpec, TrainSettings, plan_training, read_plan
 from worker.credential import AgentError
@@ -33,7 +34,8 @@ ROOT = CheckpointRoot(folder=Path("/data/jobs/12/checkpoints"), is_shared=False)
 
 def a_training(**changes: Any) -> dict[str, Any]:
     spec = TrainingSpec(run=RunTarget(entry="a.b:c"), train=TrainSettings(steps=1, batch_size=8))
-    return {**encode(plan_training(spec, 4)), "checkpoint_subfolder": "attempt-17", "resume_from": [], **changes}
+    plan = plan_training(spec, RankLayout(ranks_per_node=4))
+    return {**encode(plan), "checkpoint_subfolder": "attempt-17", "resume_from": [], **changes}
 
 
 def a_recipe(**changes: Any) -> LaunchPlan:

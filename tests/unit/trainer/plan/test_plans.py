@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from trainer.plan.parallel_plan import ParallelPlan, ParallelRequest, check_parallel_plan, resolve_parallel
+from gangline.protocol.launch import decode
+from trainer.plan.parallel_plan import ParallelPlan, ParallelRequest, RankLayout
 from trainer.plan.problem import PlanError
 from trainer.plan.training_plan import (
     CheckpointSettings,
@@ -24,6 +25,7 @@ from trainer.plan.training_plan import (
 )
 
 TRAIN = TrainSettings(steps=10)
+TWO = RankLayout(ranks_per_node=2)
 
 
 def keys_of(error: pytest.ExceptionInfo[PlanError]) -> list[str]:
@@ -31,69 +33,16 @@ def keys_of(error: pytest.ExceptionInfo[PlanError]) -> list[str]:
     return [problem.key for problem in error.value.problems]
 
 
-@pytest.mark.parametrize(
-    ("asked", "world_size", "strategy"),
-    [
-        (None, 1, "single"),
-        (None, 4, "ddp"),
-        ("single", 1, "single"),
-        ("ddp", 4, "ddp"),
-        ("ddp", 1, "ddp"),
-        ("dp", 4, "ddp"),
-    ],
-)
-def test_a_strategy_is_chosen_by_the_ranks_unless_one_is_named(
-    asked: str | None, world_size: int, strategy: str
-) -> None:
-    plan = resolve_parallel(ParallelRequest(strategy=asked), world_size).plan
-
-    assert (plan.strategy, plan.dp_replicate, plan.world_size) == (strategy, world_size, world_size)
-
-
-def test_dp_is_taken_as_ddp_and_says_so() -> None:
-    assert "taken as ddp" in resolve_parallel(ParallelRequest(strategy="dp"), 2).notes[0]
-
-
-@pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "model", "tensor", "pipeline", "auto"])
-def test_a_strategy_that_no_code_runs_yet_is_refused_by_name(strategy: str) -> None:
-    with pytest.raises(PlanError) as error:
-        resolve_parallel(ParallelRequest(strategy=strategy), 4)
-
-    assert keys_of(error) == ["parallel.strategy"]
-    assert f"{strategy} is not run by this version" in str(error.value)
-
-
-@pytest.mark.parametrize("axis", ["pp", "dp_shard", "tp", "stages_per_rank", "micro_batches"])
-def test_an_axis_that_no_code_runs_yet_is_refused_by_name(axis: str) -> None:
-    two: dict[str, Any] = {axis: 2}
-    plan = dataclasses.replace(ParallelPlan(strategy="ddp"), **two)
-
-    with pytest.raises(PlanError) as error:
-        check_parallel_plan(plan, plan.world_size)
-
-    assert keys_of(error) == [f"parallel.{axis}"]
-
-
-def test_a_plan_file_that_names_a_strategy_that_no_code_runs_is_refused() -> None:
-    with pytest.raises(PlanError, match="fsdp is not run by this version"):
-        check_parallel_plan(ParallelPlan(strategy="fsdp", dp_replicate=2), 2)
-
-
-def test_a_plan_for_another_number_of_ranks_shows_the_product() -> None:
-    with pytest.raises(PlanError, match=r"pp 1 × dp_replicate 4 × dp_shard 1 × tp 1 = 4 ranks, but 3 were started"):
-        check_parallel_plan(ParallelPlan(strategy="ddp", dp_replicate=4), 3)
-
-
 def test_all_problems_are_told_at_once() -> None:
     spec = TrainingSpec(
         run=RunTarget(entry="no function"),
-        parallel=ParallelRequest(strategy="pipeline", precision="fp8", grad_accum_steps=0),
+        parallel=ParallelRequest(strategy="single", precision="fp8", grad_accum_steps=0),
         train=TrainSettings(steps=5, epochs=2, lr=-1.0, optimizer="adam", schedule="step", warmup_steps=7),
         checkpoint=CheckpointSettings(keep=0, every_seconds=0.0),
     )
 
     with pytest.raises(PlanError) as error:
-        plan_training(spec, 2)
+        plan_training(spec, TWO)
 
     assert set(keys_of(error)) == {
         "run.entry",
@@ -131,14 +80,56 @@ def test_a_batch_smaller_than_its_parts_is_refused_with_the_sum() -> None:
         train=TrainSettings(steps=1, batch_size=7),
     )
 
-    with pytest.raises(PlanError, match=r"2 data-parallel ranks × 4 micro-batches need at least one sample each: 8"):
-        plan_training(spec, 2)
+    with pytest.raises(PlanError, match=r"2 data-parallel ranks × 4 grad_accum_steps need at least one sample each: 8"):
+        plan_training(spec, TWO)
+
+
+def test_a_batch_must_have_a_sample_for_each_micro_batch_that_was_asked_for() -> None:
+    """O-49: a batch of 8 in 3 parts trains (parts differ by one sample), one of 2 in 4 parts cannot."""
+    spec = TrainingSpec(run=RunTarget(recipe="mlp"), parallel=ParallelRequest(strategy="pipeline", micro_batches=4))
+
+    with pytest.raises(PlanError) as error:
+        plan_training(replace(spec, train=TrainSettings(steps=1, batch_size=2)), TWO)
+    assert "is 2, but 4 micro_batches need at least one sample each: 4" in str(error.value)
+    assert "or parallel.micro_batches to 2 or less" in str(error.value)
+    with pytest.raises(PlanError, match="at least one sample each: 4"):
+        check_training(replace(spec, train=TrainSettings(steps=1, batch_size=2)))
+
+    plan = plan_training(replace(spec, train=TrainSettings(steps=1, batch_size=7)), TWO)
+    assert plan.parallel.micro_batches == 4
+
+
+def test_what_no_number_of_ranks_makes_right_is_told_before_the_ranks_are_known() -> None:
+    parallel = ParallelRequest(strategy="ddp", schedule="GPipe", pp=0, find_unused_parameters=True)
+
+    with pytest.raises(PlanError) as error:
+        check_training(TrainingSpec(run=RunTarget(recipe="mlp"), train=TRAIN, parallel=parallel))
+
+    assert keys_of(error) == ["parallel.pp", "parallel.schedule"]
+
+
+def test_what_depends_on_the_ranks_waits_until_they_are_known() -> None:
+    parallel = ParallelRequest(pp=4, tp=8, dp_shard=2, cut_points=(1, 2))
+
+    check_training(TrainingSpec(run=RunTarget(recipe="mlp"), train=TRAIN, parallel=parallel))
+
+
+def test_specs_and_plan_files_of_before_there_were_pipelines_still_read() -> None:
+    spec: dict[str, Any] = {
+        "run": {"recipe": "mlp"},
+        "parallel": {"strategy": "ddp", "grad_accum_steps": 2},
+        "train": {"steps": 5},
+    }
+    file = {**spec, "parallel": {**spec["parallel"], "dp_replicate": 4, "schedule": "1F1B", "micro_batches": 1}}
+
+    assert decode(TrainingSpec, spec).parallel == ParallelRequest(strategy="ddp", grad_accum_steps=2)
+    assert read_plan(json.dumps(file)).parallel == ParallelPlan(strategy="ddp", dp_replicate=4, grad_accum_steps=2)
 
 
 def test_a_plan_file_comes_back_as_it_was_written() -> None:
     plan = TrainingPlan(
         run=RunTarget(recipe="mlp", args={"hidden": [3, 4]}),
-        parallel=ParallelPlan(strategy="ddp", dp_replicate=2),
+        parallel=ParallelPlan(strategy="pipeline", pp=4, schedule="GPipe", micro_batches=8, cut_points=(2, 3, 5)),
         train=TRAIN,
         checkpoint_root="/shared/jobs/1",
         checkpoint_subfolder="attempt-3",

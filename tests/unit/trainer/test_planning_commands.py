@@ -1,0 +1,117 @@
+"""`python -m trainer profile` and `plan`: what they print, and what they say of files they cannot use."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangline.protocol.outcomes import TrainerExit
+from gangline.protocol.pulse import Pulse
+from trainer.main import main
+from trainer.plan.model_profile import read_profile
+from trainer.plan.parallel_plan import ParallelPlan
+from trainer.plan.recipe_profiles import recipe_profile
+from trainer.plan.training_plan import RunTarget, TrainingPlan, TrainSettings, write_plan
+from trainer.stop import StopFlag
+
+ENTRY = """
+import torch
+from torch import nn
+from trainer.task import TrainTask
+
+
+def build(width: int) -> TrainTask:
+    data = [(torch.zeros(width), torch.zeros(width))]
+    return TrainTask(
+        model=lambda: nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)),
+        loss=nn.functional.mse_loss,
+        data=data,
+    )
+"""
+
+
+def call(*arguments: str) -> int:
+    return main(list(arguments), StopFlag({}), Pulse(None))
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    run = RunTarget(recipe="transformer", args={"num_layers": 12, "width": 1024, "num_heads": 16, "data": "synthetic"})
+    plan = TrainingPlan(run=run, parallel=ParallelPlan(strategy="auto"), train=TrainSettings(steps=1, batch_size=16))
+    path = tmp_path / "plan.json"
+    path.write_text(write_plan(plan))
+    return path
+
+
+def test_a_profile_is_printed_that_can_be_read(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("profile", str(plan_file), "-o", "json") == 0
+    args = {"num_layers": 12, "width": 1024, "num_heads": 16, "data": "synthetic"}
+    assert read_profile(capsys.readouterr().out) == recipe_profile("transformer", args)
+
+
+def test_an_entry_of_a_job_file_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "counted_entry.py").write_text(ENTRY)
+    job = tmp_path / "job.yaml"
+    job.write_text("run: {entry: 'counted_entry:build', args: {width: 32}}\ntrain: {steps: 5, batch_size: 8}\n")
+    assert call("profile", str(job), "-o", "json") == 0
+    profile = read_profile(capsys.readouterr().out)
+    assert profile.name == "counted_entry:build"
+    assert profile.num_parameters == 2 * (32 * 32 + 32)
+    assert [layer.name for layer in profile.layers] == ["0", "1", "2"]
+
+
+def test_a_plan_is_printed_with_layout_bytes_why_and_alternatives(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("plan", str(plan_file), "--nodes", "2", "--ranks-per-node", "4", "--gpu-memory", "1GB") == 0
+    printed = capsys.readouterr().out
+    for words in ("on 8 ranks of 2 nodes", "optimizer", "all-gather", "why: Transformer has 15", "or: "):
+        assert words in printed
+
+
+def test_a_plan_as_json_has_the_parallel_plan_and_the_reasons(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("plan", str(plan_file), "--ranks-per-node", "2", "--gpu-memory", "80GB", "-o", "json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["plan"]["strategy"], printed["plan"]["dp_replicate"]) == ("ddp", 2)
+    assert printed["memory"]["by_pp_rank"][0]["total"] < 80 * 10**9
+    assert printed["why"]
+
+
+def test_a_profile_made_before_is_taken(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call("profile", str(plan_file), "-o", "json")
+    made = tmp_path / "profile.json"
+    made.write_text(capsys.readouterr().out)
+    assert call("plan", str(plan_file), "--profile", str(made), "--gpu-memory", "80GB") == 0
+    assert "Chosen is single" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--gpu-memory", "1MB"), "whatever the batch"),
+        (("--gpu-memory", "much"), "Write a number and GB or GiB"),
+        (("--strategy", "magic"), "parallel.strategy cannot be 'magic'"),
+        (("--profile", "missing.json"), "No such file"),
+    ],
+)
+def test_what_cannot_be_planned_is_a_configuration_error_with_its_reason(
+    plan_file: Path, arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("plan", str(plan_file), *arguments) == TrainerExit.CONFIG_ERROR
+    assert words in capsys.readouterr().err
+
+
+def test_a_script_has_no_model_that_could_be_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("run: {script: train.py}\n")
+    assert call("profile", str(job)) == TrainerExit.CONFIG_ERROR
+    assert "must name a recipe or an entry" in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""What the ranks choose by themselves: the plan of a job that says `auto` and was not planned before it got its GPUs.
+
+Every rank makes the same model profile and applies the same rules, so all choose alike; rank 0 tells it as an event.
+Not for: the rules (`trainer.plan.auto_plan`), jobs that were planned at submission.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from trainer.events import EventWriter
+from trainer.failure import PeerFailedError
+from trainer.mesh import Mesh
+from trainer.plan.auto_plan import choose_plan
+from trainer.plan.estimate import OptimizerKind
+from trainer.plan.parallel_plan import ParallelPlan, ParallelRequest, RankLayout
+from trainer.plan.training_plan import TrainingPlan
+from trainer.profile import profile_task
+from trainer.task import TrainTask
+
+
+def chosen(plan: TrainingPlan, task: TrainTask, mesh: Mesh, events: EventWriter) -> TrainingPlan:
+    """`plan` with its ways to split decided; as it is where they are. All ranks call it. Raises PlanError when nothing
+    fits, ConfigError and what user code raises when there is no profile to be had."""
+    if plan.parallel.strategy != "auto":
+        return plan
+    choice = choose_plan(
+        profile_task(task, kernels=mesh.device.type),
+        request_of(plan.parallel),
+        RankLayout(num_nodes=mesh.num_nodes, ranks_per_node=mesh.local_world_size),
+        gpu_memory_bytes=_least_memory(mesh),
+        batch_size=plan.train.batch_size,
+        optimizer=OptimizerKind(name="other" if task.optimizer else plan.train.optimizer, momentum=plan.train.momentum),
+    )
+    plans = mesh.gather(choice.plan)
+    if plans[mesh.rank] != plans[0]:
+        raise PeerFailedError(f"rank {mesh.rank} chose {plans[mesh.rank]}, rank 0 {plans[0]}: they see other models")
+    events.notice(f"Strategy auto: {choice.why}")
+    for warning in choice.warnings:
+        events.notice(warning)
+    return dataclasses.replace(plan, parallel=choice.plan)
+
+
+def request_of(plan: ParallelPlan) -> ParallelRequest:
+    """What a plan that leaves the axes open says of everything else. Pure."""
+    return ParallelRequest(
+        strategy="auto",
+        precision=plan.precision,
+        grad_accum_steps=plan.grad_accum_steps,
+        activation_checkpointing=plan.activation_checkpointing,
+        compile=plan.compile,
+        find_unused_parameters=plan.find_unused_parameters,
+        sync_batch_norm=plan.sync_batch_norm,
+    )
+
+
+def _least_memory(mesh: Mesh) -> int | None:
+    """Bytes of the smallest GPU of all ranks; None on CPUs, which share theirs."""
+    if mesh.device.type != "cuda":
+        return None
+    own = torch.cuda.get_device_properties(mesh.device).total_memory
+    return -int(mesh.max([-float(own)])[0])

@@ -1,0 +1,90 @@
+"""What of a plan file or a job file decides how a model is split: what is trained, the wish, batch and optimizer. Pure.
+
+Not for: submitting a job file (the API reads all of it and refuses what is wrong), training a plan file (`read_plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from gangline.protocol.launch import decode
+from trainer.plan.axes import ParallelPlan, ParallelRequest
+from trainer.plan.estimate import OptimizerKind
+from trainer.plan.problem import PlanError, PlanProblem
+from trainer.plan.training_plan import RunTarget, TrainSettings
+
+_REQUEST_KEYS: Final = tuple(field.name for field in fields(ParallelRequest))
+_SIZES: Final = {
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "b": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFile:
+    """What a file says."""
+
+    run: RunTarget
+    parallel: ParallelRequest
+    batch_size: int
+    optimizer: OptimizerKind
+
+
+def read_planned(data: Any) -> PlannedFile:
+    """What the content of a plan file or of a job file says; other keys are not looked at. Raises PlanError."""
+    try:
+        if not isinstance(data, Mapping):
+            raise ValueError(f"expected a mapping, got {type(data).__name__}")
+        run = decode(RunTarget, data.get("run"))
+        if (run.recipe is None) == (run.entry is None):
+            raise ValueError("run must name a recipe or an entry: the model of a script or command is not known")
+        train = dict(data.get("train") or {})
+        parallel = {key: value for key, value in dict(data.get("parallel") or {}).items() if key in _REQUEST_KEYS}
+        request = decode(ParallelRequest, parallel)
+        known = {key: train[key] for key in ("batch_size", "optimizer", "momentum") if key in train}
+        settings = decode(TrainSettings, known)
+    except (TypeError, ValueError) as error:
+        raise PlanError(
+            [PlanProblem(key="file", message=f"cannot be read: {error}.", fix="Give a plan file or a job file.")]
+        ) from error
+    if settings.batch_size < 1:
+        message = f"is {settings.batch_size}."
+        raise PlanError([PlanProblem(key="train.batch_size", message=message, fix="Use a whole number from 1.")])
+    if "resume_from" in data:  # a plan file, in which nothing is left open: the axes are not wishes
+        request = _wish_of(decode(ParallelPlan, data["parallel"]))
+    return PlannedFile(
+        run=run,
+        parallel=request,
+        batch_size=settings.batch_size,
+        optimizer=OptimizerKind(name=settings.optimizer, momentum=settings.momentum),
+    )
+
+
+def parse_bytes(text: str) -> int:
+    """`80GB` (10^9), `24GiB` (2^30) or a plain number of bytes. Raises PlanError."""
+    word = text.strip().lower()
+    number = word.rstrip("kmgtib ")
+    unit = word[len(number) :].strip() or "b"
+    try:
+        size = float(number) * _SIZES[unit]
+        if not 0 < size < 2**60:
+            raise ValueError
+    except (KeyError, ValueError):
+        fix = "Write a number and GB or GiB: 80GB."
+        raise PlanError([PlanProblem(key="memory", message=f"is {text!r:.40}.", fix=fix)]) from None
+    return int(size)
+
+
+def _wish_of(plan: ParallelPlan) -> ParallelRequest:
+    """The request that the plan came from, for another number of ranks."""
+    return ParallelRequest(
+        strategy=plan.strategy,
+        activation_checkpointing=plan.activation_checkpointing,
+        precision=plan.precision,
+        grad_accum_steps=plan.grad_accum_steps,
+        compile=plan.compile,
+        find_unused_parameters=plan.find_unused_parameters,
+        sync_batch_norm=plan.sync_batch_norm,
+    )
