@@ -1,10 +1,17 @@
-"""`make demo`: a whole cluster on this machine, one real training job through it, and everything stopped again.
+"""`make demo`: a whole cluster on this machine, real training jobs through it, and everything stopped again.
 
-It starts `gang up` with 2 nodes of 2 slots in a temporary folder, submits `examples/recipe_transformer` (4 ranks, data
-parallel), follows log and progress, and kills one rank on the way, as a bad machine would. The job goes on from its
-last checkpoint; the demo draws both attempts as one curve and says what the job cost. Exit status 0 means: the job
-succeeded in its second attempt, that one began where a checkpoint of the first one stood, on the old curve, the
-validation loss fell by at least 1.5, and no process is left.
+It starts `gang up` with 2 nodes of 2 slots in a temporary folder and shows two things:
+
+1. A job survives. It submits `examples/recipe_transformer` (4 ranks, data parallel), follows log and progress, and
+   kills one rank on the way, as a bad machine would. The job goes on from its last checkpoint; the demo draws both
+   attempts as one curve and says what the job cost.
+2. However a model is split, it is the same training. It submits four files of `examples/strategies` at once (one rank,
+   data, model and pipeline parallelism), which share the 4 slots, and draws their losses as one curve
+   (`examples.demo_parts.strategies`).
+
+Exit status 0 means: the first job succeeded in its second attempt, that one began where a checkpoint of the first one
+stood, on the old curve, the validation loss fell by at least 1.5; the four ways agree within 2e-3 nats at every step,
+model parallelism exactly; and no process is left.
 
 It uses nothing but `gangline.Client` and the CLI's drawing, so it is also an example of the client.
 """
@@ -26,14 +33,26 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from gangline import Client
-from gangline.cli.plot import Curve, draw
-from gangline.cli.words import duration, metric
+from gangline.cli.words import duration
 from gangline.client import GanglineError, Job, Metrics
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script: its own parts are not installed
+
+from examples.demo_parts.screen import (
+    PLAIN_PROGRESS_SECONDS,
+    POLL_SECONDS,
+    DemoFailed,
+    bars,
+    console,
+    curves_of,
+    move_bar,
+    note,
+    show_curves,
+)
+from examples.demo_parts.strategies import run_strategies
 
 JOB_FILE = Path(__file__).parent / "recipe_transformer" / "job.yaml"
 NODES, SLOTS = 2, 2
@@ -48,15 +67,6 @@ LARGEST_JUMP = 0.35
 READY_SECONDS = 60.0
 JOB_SECONDS = 300.0
 STOP_SECONDS = 40.0
-POLL_SECONDS = 0.25
-PLAIN_PROGRESS_SECONDS = 5.0
-"""Where there is no terminal a line now and then stands in for the bar."""
-
-console = Console(highlight=False, soft_wrap=True)
-
-
-class DemoFailed(Exception):
-    """What went wrong, in words for whoever runs the demo."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,15 +189,9 @@ class Assassin:
 
 def watch(client: Client, job: Job, assassin: Assassin) -> Job:
     """Show state, reason and progress until the job has ended. Raises DemoFailed when that takes too long."""
-    columns = (
-        TextColumn("  {task.fields[state]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
     deadline = time.monotonic() + JOB_SECONDS
     said, shown_at = "", 0.0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with bars() as progress:
         task = progress.add_task("", total=None, state=job.state, note="")
         while True:
             job = client.job(job.id)
@@ -198,7 +202,7 @@ def watch(client: Client, job: Job, assassin: Assassin) -> Job:
                 return job
             if time.monotonic() > deadline:
                 raise DemoFailed(f"job {job.id} is still {job.state} after {JOB_SECONDS:.0f} s")
-            show_progress(progress, task, job)
+            move_bar(progress, task, job)
             assassin.look(client, job)
             if not console.is_terminal and job.progress and time.monotonic() - shown_at > PLAIN_PROGRESS_SECONDS:
                 shown_at = time.monotonic()
@@ -206,44 +210,12 @@ def watch(client: Client, job: Job, assassin: Assassin) -> Job:
             time.sleep(POLL_SECONDS)
 
 
-def show_progress(progress: Progress, task: TaskID, job: Job) -> None:
-    """Move the bar to what the job has reported."""
-    if job.progress is None or job.progress.step is None:
-        progress.update(task, state=job.state, note="")
-        return
-    now = job.progress
-    progress.update(task, completed=now.step, total=now.total_steps, state=job.state, note=note(job))
-
-
-def note(job: Job) -> str:
-    """Loss and time left, as far as they are known."""
-    left = job.progress.eta_seconds if job.progress else None
-    return f"loss {metric(job.progress, 'loss')}" + ("" if left is None else f", {duration(left)} left")
-
-
-def joined(attempts: list[Metrics], name: str) -> list[Curve]:
-    """A curve per attempt, of one metric."""
-    found = [metrics.keys[name] for metrics in attempts if name in metrics.keys]
-    return [Curve(steps=item.step, values=item.last) for item in found]
-
-
-def show_curve(attempts: list[Metrics]) -> None:
-    """The loss of both attempts and of the validation, drawn as `gang plot` draws them."""
-    losses = joined(attempts, "loss")
-    validation = joined(attempts, "val_loss")
-    drawing = draw([*losses, *validation], width=60, height=10)
-    if drawing is None:
-        return
+def show_attempts(attempts: list[Metrics]) -> None:
+    """The loss of both attempts and of the validation in one picture."""
+    losses, validation = curves_of(attempts, "loss"), curves_of(attempts, "val_loss")
     colours = [*("cyan", "yellow")[: len(losses)], *["magenta"] * len(validation)]
-    console.print()
-    for label, row in zip(drawing.labels, drawing.rows, strict=True):
-        console.print(f"  {label} ┤", end="")
-        for cell in row:
-            console.print(cell.character, style=None if cell.curve is None else colours[cell.curve], end="")
-        console.print()
     legend = "[cyan]loss, attempt 1[/]   [yellow]loss, attempt 2[/]   [magenta]val_loss[/]"
-    indent = " " * len(drawing.labels[0])
-    console.print(f"  {indent} └{'─' * 60} step {drawing.last_step:.0f}   {legend}\n")
+    show_curves([*losses, *validation], colours, legend)
 
 
 def seam_problem(attempts: list[Metrics], killed_at: int | None) -> str | None:
@@ -270,7 +242,7 @@ def judge(job: Job, attempts: list[Metrics], killed_at: int | None) -> str | Non
     if job.state != "succeeded":
         cause = f": {job.cause.sentence} {job.cause.fix}" if job.cause else ""
         return f"the job ended {job.state}{cause}"
-    losses: list[Any] = [value for curve in joined(attempts, "val_loss") for value in curve.values]
+    losses: list[Any] = [value for curve in curves_of(attempts, "val_loss") for value in curve.values]
     if not losses:
         return "the job reported no val_loss"
     gpu_seconds = float(job.cost.get("gpu_seconds", 0.0))
@@ -285,22 +257,32 @@ def judge(job: Job, attempts: list[Metrics], killed_at: int | None) -> str | Non
     return None if fall >= NEEDED_FALL else f"the validation loss fell by {fall:.2f} only, {NEEDED_FALL} was expected"
 
 
-def run_job(cluster: Cluster) -> str | None:
+def run_job(client: Client, cluster: Cluster) -> str | None:
     """One job from submission to verdict; returns what is wrong, or None."""
+    job = client.submit(JOB_FILE, on_step=lambda text: console.print(f"  {text}", markup=False))
+    console.print(f"job {job.id} ({job.name}) submitted: {job.resources.gpus} ranks on {job.resources.nodes} nodes")
+    follower = Follower(cluster, job.id)
+    follower.start()
+    assassin = Assassin()
+    job = watch(client, job, assassin)
+    follower.join(timeout=10)
+    if follower.error is not None:
+        raise DemoFailed(f"following the log failed: {follower.error}")
+    numbers = range(1, job.attempts + 1)
+    attempts = [client.metrics(job.id, "loss", "val_loss", attempt=number) for number in numbers]
+    show_attempts(attempts)
+    return judge(job, attempts, assassin.killed_at)
+
+
+def run_all(cluster: Cluster) -> str | None:
+    """Both parts of the demo; returns what is wrong, or None."""
     with Client(cluster.url, cluster.token) as client:
-        job = client.submit(JOB_FILE, on_step=lambda text: console.print(f"  {text}", markup=False))
-        console.print(f"job {job.id} ({job.name}) submitted: {job.resources.gpus} ranks on {job.resources.nodes} nodes")
-        follower = Follower(cluster, job.id)
-        follower.start()
-        assassin = Assassin()
-        job = watch(client, job, assassin)
-        follower.join(timeout=10)
-        if follower.error is not None:
-            raise DemoFailed(f"following the log failed: {follower.error}")
-        numbers = range(1, job.attempts + 1)
-        attempts = [client.metrics(job.id, "loss", "val_loss", attempt=number) for number in numbers]
-        show_curve(attempts)
-        return judge(job, attempts, assassin.killed_at)
+        console.print("\n[bold]1. A job loses a rank and goes on[/]")
+        problem = run_job(client, cluster)
+        if problem is not None:
+            return problem
+        console.print("\n[bold]2. One model, split in four ways: the same training[/]")
+        return run_strategies(client)
 
 
 def main() -> int:
@@ -318,7 +300,7 @@ def main() -> int:
         cluster = wait_for_cluster(process, data)
         pids = cluster.pids
         console.print(f"ready after {time.monotonic() - started:.1f} s at {cluster.url}")
-        problem = run_job(cluster)
+        problem = run_all(cluster)
     except (DemoFailed, GanglineError) as error:
         problem = str(error)
     except KeyboardInterrupt:

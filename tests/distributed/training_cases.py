@@ -112,11 +112,11 @@ class _StopAt(Pulse):
 
     def __init__(self, stop: StopFlag, step: int) -> None:
         super().__init__(None)
-        self._stop, self._step = stop, step
+        self._stop, self._last = stop, step
 
     def move(self, step: int | None = None, slowest_step_seconds: float | None = None) -> None:
         super().move(step, slowest_step_seconds)
-        if step == self._step:
+        if step == self._last:
             self._stop.set()
 
 
