@@ -204,9 +204,11 @@ def watch(client: Client, job: Job, assassin: Assassin) -> Job:
                 raise DemoFailed(f"job {job.id} is still {job.state} after {JOB_SECONDS:.0f} s")
             move_bar(progress, task, job)
             assassin.look(client, job)
-            if not console.is_terminal and job.progress and time.monotonic() - shown_at > PLAIN_PROGRESS_SECONDS:
+            now = job.progress
+            is_due = not console.is_terminal and time.monotonic() - shown_at > PLAIN_PROGRESS_SECONDS
+            if is_due and now is not None and now.step is not None:
                 shown_at = time.monotonic()
-                console.print(f"  step {job.progress.step} of {job.progress.total_steps}, {note(job)}")
+                console.print(f"  step {now.step} of {now.total_steps}, {note(job)}")
             time.sleep(POLL_SECONDS)
 
 

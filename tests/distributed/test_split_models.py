@@ -122,6 +122,20 @@ def test_model_parallelism_computes_the_same_bits(ranks_of: dict[int, Ranks], wo
     assert traces[0].losses == expected.losses
 
 
+def test_model_parallelism_computes_the_same_bits_when_gradients_are_clipped(ranks_of: dict[int, Ranks]) -> None:
+    """In single precision, where the last bits of the norm would show."""
+    settings = TrainSettings(steps=NUM_STEPS, batch_size=24, optimizer="adamw", lr=3e-3, clip_norm=0.5)
+    task = "recipe_transformer_fp32"
+    with Ranks(1) as one:
+        (expected,) = one.run(train_and_trace, task, plan_for(task, 1, settings), NUM_TRACED)
+
+    traces = ranks_of[2].run(train_and_trace, task, plan_for(task, 2, settings, strategy="model"), NUM_TRACED)
+
+    assert traces[0].losses == expected.losses
+    for trace in traces:
+        assert all(weight.equal(expected.weights[name]) for name, weight in trace.weights.items())
+
+
 # --- Combinations ----------------------------------------------------------------------------------------------------
 
 _AXES: dict[str, dict[str, int]] = {

@@ -85,17 +85,19 @@ def total_norm(parameters: Sequence[torch.nn.Parameter], tied: Sequence[TiedWeig
     Each rank adds the squares of what it holds, divided by the number of ranks that hold the same: a copy of a shard
     under HSDP, a layer that tensor parallelism does not split. The later copies of a tied weight add nothing.
     """
-    if axes.device_mesh is None:
-        return torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
     repeated = {id(one.parameter) for one in tied if not one.is_first}
     counted = [one for one in parameters if one.grad is not None and id(one) not in repeated]
-    total = torch.zeros((), dtype=torch.float64, device=axes.device_mesh.device_type)
-    for bucket in buckets([local_of(one.grad) for one in counted if one.grad is not None], 2**62):
-        norms = torch.stack([norm.double() for norm in torch._foreach_norm(bucket)])
-        copies = [_num_copies(one, axes) for one in counted[: len(bucket)]]
+    gradients = [local_of(one.grad) for one in counted if one.grad is not None]
+    device = gradients[0].device if gradients else parameters[0].device
+    # In double precision whatever the layout: else the order of additions would show in the bits of a clipped step.
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for bucket in buckets(gradients, 2**62):
+        norms = torch.stack(torch._foreach_norm(bucket)).double()
+        copies = [1 if axes.device_mesh is None else _num_copies(one, axes) for one in counted[: len(bucket)]]
         counted = counted[len(bucket) :]
-        total += (norms.square() / torch.tensor(copies, dtype=torch.float64, device=norms.device)).sum()
-    dist.all_reduce(total)
+        total += (norms.square() / torch.tensor(copies, dtype=torch.float64, device=device)).sum()
+    if axes.device_mesh is not None:
+        dist.all_reduce(total)
     return total.sqrt()
 
 

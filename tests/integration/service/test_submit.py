@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from tests.integration.service.api_server import BODY_LIMIT, Api
+from trainer.plan.model_profile import profile_as_dict
+from trainer.plan.recipe_profiles import recipe_profile
 
 JOB: dict[str, Any] = {"name": "x", "run": {"command": ["true"]}}
 
@@ -67,11 +69,14 @@ def test_a_dry_run_shows_how_a_training_is_split(api: Api, members: dict[str, An
 
     plan = post(api, {**TRAINING, **members}, params={"dry_run": "true"}).json()["plan"]
 
-    notes = plan.pop("notes")
-    assert plan == {
+    told = {name: plan[name] for name in ("strategy", "ranks", "precision", "grad_accum_steps", "batch_size")}
+    assert told == {
         "strategy": strategy, "ranks": ranks, "precision": "fp32", "grad_accum_steps": 1, "batch_size": 6,
     }  # fmt: skip
-    assert bool(notes) is (members.get("parallel") == {"strategy": "dp"})
+    assert plan["parallel"]["dp_replicate"] == ranks
+    assert plan["memory_bytes"] > 0
+    assert plan["lines"], "layout, memory, what is sent"
+    assert bool(plan["notes"]) is (members.get("parallel") == {"strategy": "dp"})
     assert post(api, JOB, params={"dry_run": "true"}).json()["plan"] is None
 
 
@@ -95,6 +100,53 @@ def test_what_does_not_go_with_the_number_of_ranks_is_refused_before_anything_is
     assert problem["suggestion"]
     assert answer.json()["code"] == "invalid_spec"
     assert num_jobs(api) == 0
+
+
+AUTO: dict[str, Any] = {
+    "name": "x",
+    "run": {"recipe": "transformer", "args": {"size": "tiny"}},
+    "train": {"steps": 10, "batch_size": 8},
+    "parallel": {"strategy": "auto"},
+    "resources": {"gpus": 2},
+}
+
+
+def test_auto_is_decided_at_submission_where_the_model_is_known_and_again_for_the_gpus_of_an_attempt(api: Api) -> None:
+    node = api.node()
+
+    plan = post(api, AUTO, params={"dry_run": "true"}).json()["plan"]
+    (part,) = api.start(api.submit(**AUTO), node)
+
+    assert plan["strategy"] == "ddp"
+    assert plan["why"]
+    assert any(note.startswith("Strategy auto: ") for note in plan["notes"])
+    training = part.plan["training"]
+    assert training["parallel"] == plan["parallel"]
+    assert any(note.startswith("Strategy auto: ") for note in training["notes"])
+
+
+def test_auto_of_an_entry_without_a_profile_is_left_to_the_ranks(api: Api) -> None:
+    node = api.node()
+    entry = {**AUTO, "run": {"entry": "mine:build"}, "code": {"path": "/code"}}
+
+    (part,) = api.start(api.submit(**entry), node)
+
+    assert part.plan["training"]["parallel"]["strategy"] == "auto"
+    assert any("decided by the ranks" in note for note in part.plan["training"]["notes"])
+
+
+def test_the_profile_of_an_entry_decides_its_plan_and_a_wrong_one_is_refused(api: Api) -> None:
+    api.node()
+    known = recipe_profile("transformer", {"size": "tiny"})
+    assert known is not None
+    profile = profile_as_dict(known)
+    entry = {**AUTO, "run": {"entry": "mine:build"}, "code": {"path": "/code"}, "profile": profile}
+
+    assert post(api, entry, params={"dry_run": "true"}).json()["plan"]["strategy"] == "ddp"
+    wrong = problems(post(api, {**entry, "profile": {"layers": 3}}))
+    assert "is no model profile" in wrong["profile"]["message"]
+    foreign = problems(post(api, {**JOB, "profile": profile}))
+    assert "belongs to run.recipe and run.entry" in foreign["profile"]["message"]
 
 
 def test_a_training_is_told_whole_to_the_node_that_claims_it(api: Api) -> None:
