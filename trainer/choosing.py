@@ -11,7 +11,7 @@ import dataclasses
 import torch
 
 from trainer.events import EventWriter
-from trainer.failure import PeerFailedError
+from trainer.failure import ConfigError
 from trainer.mesh import Mesh
 from trainer.plan.auto_plan import choose_plan
 from trainer.plan.estimate import OptimizerKind
@@ -35,8 +35,12 @@ def chosen(plan: TrainingPlan, task: TrainTask, mesh: Mesh, events: EventWriter)
         optimizer=OptimizerKind(name="other" if task.optimizer else plan.train.optimizer, momentum=plan.train.momentum),
     )
     plans = mesh.gather(choice.plan)
-    if plans[mesh.rank] != plans[0]:
-        raise PeerFailedError(f"rank {mesh.rank} chose {plans[mesh.rank]}, rank 0 {plans[0]}: they see other models")
+    other = next((rank for rank, plan_of_rank in enumerate(plans) if plan_of_rank != plans[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"strategy auto: rank 0 chose {plans[0]}, rank {other} {plans[other]}: they see different models. Let each "
+            "rank build the same one, or name a strategy."
+        )
     events.notice(f"Strategy auto: {choice.why}")
     for warning in choice.warnings:
         events.notice(warning)

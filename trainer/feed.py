@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from trainer.checkpoint.checkpointer import Position
-from trainer.data.batches import Example, MicroBatch, StepBatches, check_map_style, collate_of, is_iterable_style
+from trainer.data.batches import MicroBatch, StepBatches, check_map_style, collate_of, is_iterable_style
 from trainer.data.evaluation import eval_batches, num_eval_batches
 from trainer.data.iterable import IterableLoader, check_state
 from trainer.data.loader import TrainLoader
@@ -53,16 +53,13 @@ class Feed:
         """Steps of the whole training; an iterable dataset may end sooner."""
 
     @property
-    def example(self) -> Example | None:
+    def example(self) -> Any:
         """One sample of the training data, collated; None of an iterable dataset, which is read once."""
         if self._is_iterable:
             return None
         train = self._plan.train
         fetcher = SampleFetcher(self._task.data, derive(train.seed, "data"), collate_of(self._task.collate))
-        parts = self._axes.data_parallel_size * self._parts_per_rank
-        return Example(
-            batch=fetcher.__getitems__([(0, 0)]), samples_per_micro_batch=math.ceil(train.batch_size / parts)
-        )
+        return fetcher.__getitems__([(0, 0)])
 
     def go_to(self, position: Position) -> None:
         """Count the steps that are left from a restored position: the batch size may be another one by now."""

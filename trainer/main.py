@@ -149,7 +149,10 @@ def show_profile(file: Path, output: str) -> int:
 def show_plan(given: argparse.Namespace) -> int:
     """Print how the task of a plan file or job file would be split over the ranks that are named, and why."""
     planned = _planned(given.file)
-    layout = RankLayout(num_nodes=given.nodes, ranks_per_node=given.ranks_per_node)
+    layout = RankLayout(
+        num_nodes=given.nodes or planned.layout.num_nodes,
+        ranks_per_node=given.ranks_per_node or planned.layout.ranks_per_node,
+    )
     memory = None if given.gpu_memory is None else parse_bytes(given.gpu_memory)
     profile = _profile_of(planned, given.profile)
     request = planned.parallel
@@ -174,6 +177,7 @@ def show_plan(given: argparse.Namespace) -> int:
 def _planned(file: Path) -> PlannedFile:
     """What a file says: JSON, or YAML where that can be read."""
     text = file.read_text(encoding="utf-8")
+    sys.path.insert(0, str(file.resolve().parent))  # a job file lies beside its code
     try:
         return read_planned(json.loads(text))
     except json.JSONDecodeError:
@@ -205,8 +209,8 @@ def main(arguments: list[str], stop: StopFlag, pulse: Pulse) -> int:
     profiling.add_argument("-o", "--output", choices=("text", "json"), default="text")
     planning = commands.add_parser("plan", help="say how the model of a plan file or job file would be split, and why")
     planning.add_argument("file", type=Path)
-    planning.add_argument("--nodes", type=int, default=1)
-    planning.add_argument("--ranks-per-node", type=int, default=1)
+    planning.add_argument("--nodes", type=int, help="default: as the file's resources say, else 1")
+    planning.add_argument("--ranks-per-node", type=int, help="default: as the file's resources say, else 1")
     planning.add_argument("--gpu-memory", help="of one GPU, such as 80GB; left out: not known")
     planning.add_argument("--strategy", help="instead of the file's; auto chooses")
     planning.add_argument("--profile", type=Path, help="a model profile made before, instead of counting")

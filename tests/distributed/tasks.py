@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import nn
@@ -249,6 +250,57 @@ def shaped_metric() -> TrainTask:
     return dataclasses.replace(mlp(), loss=loss, metrics=metrics)
 
 
+def shared_linears() -> TrainTask:
+    """Two layers with one weight, which tensor parallelism is told to split."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(12, 12).double(), nn.Linear(12, 12).double()
+            self.second.weight = self.first.weight
+            self.head = nn.Linear(12, 5).double()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.head(self.second(self.first(inputs)))
+            return output
+
+    task = TrainTask(model=Shared, loss=nn.functional.cross_entropy, data=table())
+    return dataclasses.replace(task, tensor_parallel_plan={"first": "colwise", "second": "rowwise"})
+
+
+def drawn_by_numpy() -> TrainTask:
+    """Its weights come from a generator that nobody seeds."""
+
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 5)).double()
+        with torch.no_grad():
+            next(model.parameters()).copy_(torch.as_tensor(np.random.default_rng().normal(size=(12, 12))))
+        return model
+
+    return TrainTask(model=build, loss=nn.functional.cross_entropy, data=table())
+
+
+class IdlePart(nn.Module):
+    """A layer of which one half is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.extra = nn.Linear(12, 12).double(), nn.Linear(12, 12).double()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.used(inputs)
+        return output
+
+
+def idle_part() -> TrainTask:
+    """Trained with a weight decay."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(IdlePart(), nn.Tanh(), nn.Linear(12, 5).double())
+
+    return TrainTask(model=build, loss=nn.functional.cross_entropy, data=table())
+
+
 def seven_held_out() -> TrainTask:
     """Evaluated on 7 samples."""
     task = mlp()
@@ -284,6 +336,9 @@ TASKS: dict[str, Callable[[], TrainTask]] = {
     ),
     "recipe_mlp": _recipe("mlp", data="digits"),
     "recipe_resnet": _recipe("resnet", data="digits", norm="group", width=16),
+    "shared_linears": shared_linears,
+    "drawn_by_numpy": drawn_by_numpy,
+    "idle_part": idle_part,
     "frozen_backbone": frozen_backbone,
     "batch_norm_without_statistics": batch_norm_without_statistics,
     "recomputed": recomputed,

@@ -4,6 +4,7 @@ hand; every proven combination, and what would go wrong silently, planted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.distributed.training_cases import (
     train_and_trace,
     train_with_fault,
 )
-from tests.support.ranks import Ranks
+from tests.support.ranks import RankFailed, Ranks
 from trainer.plan.parallel_plan import ParallelRequest, RankLayout
 from trainer.plan.problem import PlanError
 from trainer.plan.schedules import PROVEN, SCHEDULES, Combination
@@ -227,6 +228,7 @@ def test_a_loss_of_sum_and_count_in_a_pipeline(ranks_of: dict[int, Ranks]) -> No
         {"strategy": "pipeline"},
         {"strategy": "model"},
         {"strategy": "pipeline", "schedule": "ZBVZeroBubble", "stages_per_rank": 2},
+        {"strategy": "pipeline", "pp": 2, "dp_shard": 2},
         {"strategy": "fsdp"},
         {"strategy": "tensor"},
     ],
@@ -235,7 +237,7 @@ def test_a_loss_of_sum_and_count_in_a_pipeline(ranks_of: dict[int, Ranks]) -> No
 def test_o50_a_weight_that_two_stages_share_stays_one_weight(
     ranks_of: dict[int, Ranks], parallel: dict[str, Any]
 ) -> None:
-    traces = check(ranks_of, "tied_transformer", "adamw", 2, **parallel)
+    traces = check(ranks_of, "tied_transformer", "adamw", 4 if "dp_shard" in parallel else 2, **parallel)
     name = "embedding.tokens.weight"
     assert all(trace.weights[name].equal(traces[0].weights[name]) for trace in traces if name in trace.weights)
 
@@ -295,6 +297,47 @@ def test_an_evaluation_counts_every_held_out_sample_once(ranks_of: dict[int, Ran
 )
 def test_recomputed_activations_are_the_same(ranks_of: dict[int, Ranks], strategy: str, mode: str) -> None:
     check(ranks_of, TASK, "sgd", 2, strategy=strategy, activation_checkpointing=mode)
+
+
+# --- What cannot be split so -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "parallel", "text"),
+    [
+        ("shared_linears", {"strategy": "tensor"}, "share their weight with others (first and second)"),
+        ("drawn_by_numpy", {"strategy": "fsdp"}, "built the model with different weights (0.weight"),
+        ("layer_of_odd_ranks", {"strategy": "fsdp"}, "parameters got no gradient on rank 0 only: extra.bias"),
+    ],
+)
+def test_what_would_train_wrong_silently_is_refused(
+    ranks_of: dict[int, Ranks], task: str, parallel: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(RankFailed, match=re.escape(text)):
+        ranks_of[2].run(train_and_trace, task, plan_for(task, 2, SETTINGS["sgd"], **parallel), NUM_TRACED)
+
+
+def test_a_parameter_that_is_never_used_is_never_moved(ranks_of: dict[int, Ranks]) -> None:
+    """Weight decay would move it, if the exchange of gradients gave it one."""
+    settings = TrainSettings(steps=5, batch_size=24, optimizer="adamw", lr=1e-2, weight_decay=0.5)
+    with Ranks(1) as one:
+        (expected,) = one.run(train_and_trace, "idle_part", plan_for("idle_part", 1, settings), NUM_TRACED)
+    plan = plan_for("idle_part", 4, settings, strategy="pipeline", pp=2)
+
+    traces = ranks_of[4].run(train_and_trace, "idle_part", plan, NUM_TRACED)
+
+    assert all_differences(traces, expected) == []
+
+
+def test_batch_norm_under_model_parallelism_sees_the_samples_that_are_there(ranks_of: dict[int, Ranks]) -> None:
+    """The last batch of the run is smaller."""
+    settings = TrainSettings(epochs=1, batch_size=24, optimizer="sgd", lr=0.05)
+    with Ranks(1) as one:
+        (expected,) = one.run(train_and_trace, "batch_norm", plan_for("batch_norm", 1, settings), NUM_TRACED)
+
+    plan = plan_for("batch_norm", 2, settings, strategy="model")
+
+    assert all_differences(ranks_of[2].run(train_and_trace, "batch_norm", plan, NUM_TRACED), expected) == []
 
 
 # --- Planted faults --------------------------------------------------------------------------------------------------

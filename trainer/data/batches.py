@@ -35,16 +35,6 @@ class StepBatches:
     """How long the step waited for its samples."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """What a pipeline has to know of the data before the first batch."""
-
-    batch: Any
-    """One sample, collated, on the CPU."""
-    samples_per_micro_batch: int
-    """The most that a micro-batch has."""
-
-
 def collate_of(collate: Collate | None) -> Collate:
     """The task's own function, or torch's default."""
     return default_collate if collate is None else collate

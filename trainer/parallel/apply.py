@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.checkpoint.state import GlobalNames
-from trainer.data.batches import Example
 from trainer.failure import ConfigError, PeerFailedError
 from trainer.mesh import Mesh
 from trainer.parallel.activation_checkpointing import checkpoint_activations
@@ -54,6 +54,8 @@ class _Part:
     names: GlobalNames
     num_parameters: int
     speaks: bool
+    fingerprint: Mapping[str, tuple[float, float]]
+    """Of the weights that the whole model began with, by name."""
     families: Sequence[Sequence[tuple[int, str]]] = ()
     """Weights that several stages hold."""
 
@@ -64,12 +66,13 @@ def parallelise(
     plan: ParallelPlan,
     mesh: Mesh,
     axes: Axes,
-    example: Example | None = None,
+    example: Any = None,
 ) -> ParallelModel:
     """The model that `build` makes, as `plan` runs it on this rank. All ranks call it.
 
     `build` must make the same weights on every rank, on the CPU. Where each rank keeps a part only, the ranks of a node
-    build one after another, so that the node holds one whole model at a time. `example` is for pipelines. Raises
+    build one after another, so that the node holds one whole model at a time. `example`, one collated
+    sample, is for pipelines. Raises
     ConfigError and PlanError for what cannot be split as the plan says, and what user code raises.
     """
     setting = _Setting(task=task, plan=plan, mesh=mesh, axes=axes)
@@ -79,6 +82,8 @@ def parallelise(
         return _part(setting, build(), example)
 
     part = _in_turn(mesh, make) if is_split else make()
+    if is_split:
+        _refuse_other_weights(mesh, part.fingerprint)
     return ParallelModel(
         inner=part.inner,
         engine=part.engine,
@@ -112,15 +117,23 @@ def _in_turn(mesh: Mesh, work: Callable[[], _Part]) -> _Part:
     return found
 
 
-def _part(setting: _Setting, model: nn.Module, example: Example | None) -> _Part:
+def _part(setting: _Setting, model: nn.Module, example: Any) -> _Part:
     layers = listed_layers(setting.task, model)
     _check(setting, model, layers)
     names = GlobalNames.of(model)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    fingerprint = _fingerprint(model)
     speaks = setting.axes.tp_rank == 0
     if setting.plan.pp == 1:
         inner, engine = _whole(setting, model, layers)
-        return _Part(inner=inner, engine=engine, names=names, num_parameters=num_parameters, speaks=speaks)
+        return _Part(
+            inner=inner,
+            engine=engine,
+            names=names,
+            num_parameters=num_parameters,
+            speaks=speaks,
+            fingerprint=fingerprint,
+        )
     assert layers is not None and example is not None, "checked before"
     inner, pipeline, families = _pipeline(setting, model, layers, example)
     return _Part(
@@ -129,8 +142,31 @@ def _part(setting: _Setting, model: nn.Module, example: Example | None) -> _Part
         names=names,
         num_parameters=num_parameters,
         speaks=speaks and pipeline.has_output,
+        fingerprint=fingerprint,
         families=families,
     )
+
+
+@torch.no_grad()
+def _fingerprint(model: nn.Module) -> dict[str, tuple[float, float]]:
+    """Two sums of each parameter, which other weights would not have."""
+    return {
+        name: (float(one.sum(dtype=torch.float64)), float(one.square().sum(dtype=torch.float64)))
+        for name, one in model.named_parameters()
+        if one.is_floating_point()
+    }
+
+
+def _refuse_other_weights(mesh: Mesh, fingerprint: Mapping[str, tuple[float, float]]) -> None:
+    """Parts of different models would make no model. DDP sends rank 0's weights to all; here nothing is sent."""
+    by_rank = mesh.gather(fingerprint)
+    names = [name for name, sums in by_rank[0].items() if any(other.get(name) != sums for other in by_rank)]
+    if names:
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise ConfigError(
+            f"the ranks built the model with different weights ({names[0]}{others}). Draw them with torch, which is "
+            "seeded alike on every rank; numpy and random must be seeded by your code."
+        )
 
 
 def _check(setting: _Setting, model: nn.Module, layers: Sequence[ListedLayer] | None) -> None:
@@ -140,10 +176,14 @@ def _check(setting: _Setting, model: nn.Module, layers: Sequence[ListedLayer] | 
         layer_names=() if layers is None else tuple(layer.name for layer in layers),
         has_batch_norm=has_batch_norm(model),
         has_tensor_parallel_plan=bool(task.tensor_parallel_plan),
-        tensor_parallel_sizes=(*task.tensor_parallel_sizes, *split_sizes(model, task.tensor_parallel_plan or {})),
+        tensor_parallel_sizes=_sizes(task, model) if plan.tp > 1 else (),
     )
     if problems := model_problems(plan, facts):
         raise PlanError(problems)
+
+
+def _sizes(task: TrainTask, model: nn.Module) -> tuple[int, ...]:
+    return (*task.tensor_parallel_sizes, *split_sizes(model, task.tensor_parallel_plan or {}))
 
 
 # --- Whole -----------------------------------------------------------------------------------------------------------
@@ -175,7 +215,7 @@ def _whole(setting: _Setting, model: nn.Module, layers: Sequence[ListedLayer] | 
         model,
         mesh,
         autocast=autocast_of(plan, mesh.device),
-        checks_unused=is_ddp and not plan.find_unused_parameters,
+        unused="refuse" if is_ddp and not plan.find_unused_parameters else "alike" if plan.dp_shard > 1 else "allow",
     )
     return model, engine
 
@@ -192,8 +232,10 @@ def _synchronised(
 
 
 def _split_tensors(setting: _Setting, model: nn.Module) -> None:
-    model.to(setting.mesh.device)
+    # A layer at a time goes to the device, and there only this rank's part of it stays.
     split_linears(model, setting.task.tensor_parallel_plan or {}, setting.axes.submesh("tp"))
+    if setting.plan.dp_shard == 1:
+        model.to(setting.mesh.device)
 
 
 def _with_ddp(model: nn.Module, plan: ParallelPlan, mesh: Mesh) -> DistributedDataParallel:
@@ -211,7 +253,7 @@ def _with_ddp(model: nn.Module, plan: ParallelPlan, mesh: Mesh) -> DistributedDa
 
 
 def _pipeline(
-    setting: _Setting, model: nn.Module, layers: Sequence[ListedLayer], example: Example
+    setting: _Setting, model: nn.Module, layers: Sequence[ListedLayer], example: Any
 ) -> tuple[nn.Module, PipelineEngine, Sequence[Sequence[tuple[int, str]]]]:
     task, plan, mesh, axes = setting.task, setting.plan, setting.mesh, setting.axes
     if task.forward is not None:
@@ -219,13 +261,15 @@ def _pipeline(
             "the task has a forward of its own, but a pipeline calls the model's layers in turn. Put what it does into "
             "the layers, or use another strategy."
         )
-    sample = checked_input(example.batch)
-    check_composition(task, model, layers, example.batch)
+    sample = checked_input(example)
+    check_composition(task, model, layers, example)
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
-    costs = boundary_shapes(layers, sample)
+    # Two samples: BatchNorm takes no statistics of one.
+    costs = boundary_shapes(layers, torch.cat((sample, sample))[:2])
     model, synchronised = _synchronised(setting, model, layers)
     layers = synchronised or layers
     split = split_layers(layers, costs, plan, axes)
+    families = tied_families(layers, split)  # before anything replaces parameters by parts of them
     boundaries = [Boundary(shape=costs[numbers[-1]].shape[1:], dtype=dtype) for numbers in split.ranges]
     inner, stages = own_modules(layers, split)
     modules = [layers[index].module for number in split.own for index in split.ranges[number]]
@@ -244,11 +288,10 @@ def _pipeline(
         boundaries,
         plan,
         axes,
-        samples_per_micro_batch=example.samples_per_micro_batch,
         device=mesh.device,
         example=sample,
     )
-    return inner, engine, tied_families(layers, split)
+    return inner, engine, families
 
 
 def _bodies(setting: _Setting, stages: Mapping[int, nn.Module], boundaries: Sequence[Boundary]) -> dict[int, StageBody]:

@@ -36,22 +36,34 @@ def local_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def average(parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None, size: int) -> None:
-    """Replace each gradient by its mean over the `size` ranks of `group`; a missing one counts as zero. Blocks.
+    """Replace each gradient by its mean over the `size` ranks of `group`; a missing one counts as zero, unless no rank
+    has it: then there is none, and no optimizer moves the parameter. Blocks.
 
     Every rank must hold the same parameters in the same order. Contiguous buckets, one all-reduce each.
     """
-    gradients = []
-    for parameter in parameters:
-        if parameter.requires_grad:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(local_of(parameter.grad))
+    gradients = [local_of(gradient) for gradient in _of_any(list(parameters), group)]
     for bucket in buckets(gradients, BUCKET_BYTES):
         flat = torch.cat([one.reshape(-1) for one in bucket])
         dist.all_reduce(flat, group=group)
         flat /= size
         pieces = flat.split([one.numel() for one in bucket])
         torch._foreach_copy_(bucket, [piece.view_as(one) for piece, one in zip(pieces, bucket, strict=True)])
+
+
+def _of_any(parameters: Sequence[torch.nn.Parameter], group: dist.ProcessGroup | None) -> list[torch.Tensor]:
+    """The gradients of the parameters that have one on any rank of `group`, zeros where this rank has none. Blocks."""
+    trained = [one for one in parameters if one.requires_grad]
+    if not trained:
+        return []
+    has_gradient = torch.tensor([one.grad is not None for one in trained], dtype=torch.int32, device=trained[0].device)
+    dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
+    found = []
+    for parameter, is_there in zip(trained, has_gradient.tolist(), strict=True):
+        if is_there:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            found.append(parameter.grad)
+    return found
 
 
 def buckets(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[list[torch.Tensor]]:
@@ -70,9 +82,10 @@ def buckets(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[list[torch
 def sum_tied(tied: Sequence[TiedWeight]) -> None:
     """Give every copy of a tied weight the sum of the copies' gradients, so that they stay the same weight. Blocks."""
     for one in tied:
-        if one.parameter.grad is None:
-            one.parameter.grad = torch.zeros_like(one.parameter)
-        gradient = local_of(one.parameter.grad)
+        found = _of_any([one.parameter], one.group)
+        if not found:
+            continue
+        gradient = local_of(found[0])
         shared = gradient.contiguous()
         dist.all_reduce(shared, group=one.group)
         if shared is not gradient:

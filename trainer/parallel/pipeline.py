@@ -1,9 +1,11 @@
 """The engine of pipelines: this rank's stages, fed by torch's schedules with the micro-batches of a step.
 
-Every stage gets tensors of the same shape at each micro-batch, so a smaller micro-batch (the last step of a run, a
-batch that does not divide) is filled up with copies of its last sample, and the loss sees the real samples only: its
-gradient is that of the unfilled batch. `model` is a pipeline with one micro-batch: the same additions in the same order
-as one process, so the same bits. Not for: which layers make a stage (`trainer.parallel.stages`).
+Every stage gets tensors of the same shape at each micro-batch of a step, so a smaller one beside larger ones (a batch
+that does not divide) is filled up with copies of its last sample, and the loss sees the real samples only: its gradient
+is that of the unfilled batch, where samples do not see each other (BatchNorm is refused with several micro-batches).
+`model` is a pipeline with one micro-batch: the same additions in the same order as one process, so the same bits.
+
+Not for: which layers make a stage (`trainer.parallel.stages`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from trainer.data.batches import MicroBatch
 from trainer.failure import ConfigError
 from trainer.parallel.axes import Axes
+from trainer.parallel.batch_norm import without_samples
 from trainer.parallel.model import Score
 from trainer.parallel.precision import Autocast
 from trainer.plan.parallel_plan import ParallelPlan
@@ -82,6 +85,14 @@ class _Contiguous(torch.autograd.Function):
         return gradients[0].contiguous(), None
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Scheduled:
+    """torch's schedule for micro-batches of one size, with its stages."""
+
+    schedule: Any
+    stages: list[PipelineStage]
+
+
 class PipelineEngine:
     """Runs this rank's stages. All ranks of a pipeline get the same samples."""
 
@@ -92,7 +103,6 @@ class PipelineEngine:
         plan: ParallelPlan,
         axes: Axes,
         *,
-        samples_per_micro_batch: int,
         device: torch.device,
         example: torch.Tensor,
     ) -> None:
@@ -101,11 +111,11 @@ class PipelineEngine:
         self._bodies = dict(sorted(bodies.items()))
         self._boundaries = boundaries
         self._plan, self._axes, self._device = plan, axes, device
-        self._num_samples = samples_per_micro_batch
         self._input = Boundary(shape=example.shape[1:], dtype=example.dtype)
         self._group = axes.group("pp")
         self._score: Score | None = None
-        self._schedule = self._make_schedule()
+        self._schedules: dict[int, _Scheduled] = {}
+        """By the samples of a micro-batch: there are few sizes, those of a full step and of a smaller last one."""
 
     @property
     def has_output(self) -> bool:
@@ -124,18 +134,23 @@ class PipelineEngine:
             moved()
 
     def _run(self, micro_batches: list[MicroBatch]) -> None:
-        inputs = [self._filled(micro) for micro in micro_batches]
-        schedule, stages = self._schedule, self._stages
+        # All ranks of a pipeline have the same micro-batches, and so find the same size.
+        num_samples = max(_num_rows(micro) for micro in micro_batches)
+        inputs = [self._filled(micro, num_samples) for micro in micro_batches]
+        scheduled = self._scheduled(num_samples)
+        schedule, stages = scheduled.schedule, scheduled.stages
         # What `schedule.step` does, but with micro-batches as they are: it would cut a batch into equal parts.
         for stage in stages:
             stage.has_backward = True
             stage.clear_runtime_states()
         arguments = [(values,) if 0 in self._bodies else () for values in inputs]
+        is_idle = all(micro.num_samples == 0 for micro in micro_batches)
         try:
-            schedule._step_microbatches(arguments, None, micro_batches, None, return_outputs=False)
+            with without_samples(is_idle):
+                schedule._step_microbatches(arguments, None, micro_batches, None, return_outputs=False)
         except RuntimeError as error:
             # torch wraps what a layer raises; the user's own error is what they can act on.
-            if isinstance(error.__cause__, Exception) and "failed to run forward" in str(error):
+            if isinstance(error.__cause__, Exception) and "failed to run" in str(error).lower():
                 raise error.__cause__ from None
             raise
 
@@ -143,44 +158,45 @@ class PipelineEngine:
         assert self._score is not None, "a schedule runs inside accumulate"
         return self._score(output[: _num_rows(micro)], micro)
 
-    def _filled(self, micro: MicroBatch) -> torch.Tensor:
-        """The micro-batch's input, as many samples as every other one has."""
+    def _filled(self, micro: MicroBatch, num_samples: int) -> torch.Tensor:
+        """The micro-batch's input, as many samples as the largest one beside it has."""
         values = checked_input(micro.batch)
         if values.shape[1:] != self._input.shape or values.dtype != self._input.dtype:
             raise ConfigError(
                 f"a batch of the training data is {_told(values)} per sample, the first was {self._input.dtype} "
                 f"{list(self._input.shape)}. A pipeline needs samples of one shape: pad or cut them."
             )
-        missing = self._num_samples - values.shape[0]
-        if missing < 0:
-            raise ConfigError(
-                f"a micro-batch has {values.shape[0]} samples, more than the {self._num_samples} that were planned: "
-                "the task's collate must return one row per sample."
-            )
+        missing = num_samples - values.shape[0]
         return values if missing == 0 else torch.cat([values, values[-1:].expand(missing, *values.shape[1:])])
 
-    def _make_schedule(self) -> Any:
+    def _scheduled(self, num_samples: int) -> _Scheduled:
+        if num_samples not in self._schedules:
+            self._schedules[num_samples] = self._make_schedule(num_samples)
+        return self._schedules[num_samples]
+
+    def _make_schedule(self, num_samples: int) -> _Scheduled:
         last = len(self._boundaries) - 1
-        self._stages = [
+        stages = [
             PipelineStage(
                 body,
                 number,
                 last + 1,
                 self._device,
-                input_args=self._received(number).requires_grad_(number > 0),
-                output_args=self._boundaries[number].for_samples(self._num_samples).requires_grad_(),
+                input_args=self._received(number, num_samples).requires_grad_(number > 0),
+                output_args=self._boundaries[number].for_samples(num_samples).requires_grad_(),
                 group=self._group,
             )
             for number, body in self._bodies.items()
         ]
         made: Any = get_schedule_class(self._plan.schedule)
-        first: Any = self._stages if issubclass(made, PipelineScheduleMulti) else self._stages[0]
-        return made(first, self._plan.micro_batches, loss_fn=self._loss, scale_grads=False)
+        first: Any = stages if issubclass(made, PipelineScheduleMulti) else stages[0]
+        schedule = made(first, self._plan.micro_batches, loss_fn=self._loss, scale_grads=False)
+        return _Scheduled(schedule=schedule, stages=stages)
 
-    def _received(self, number: int) -> torch.Tensor:
+    def _received(self, number: int, num_samples: int) -> torch.Tensor:
         """What a stage takes, without memory."""
         boundary = self._input if number == 0 else self._boundaries[number - 1]
-        return boundary.for_samples(self._num_samples)
+        return boundary.for_samples(num_samples)
 
     # --- Evaluation --------------------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ def tie(
     tied: list[TiedWeight] = []
     for family in families:
         names = {rank_of_stage(plan, number): name for number, name in reversed(family)}
-        if len(names) == 1 and plan.dp_shard > 1:
+        if len(names) < len({number for number, _ in family}) and plan.dp_shard > 1:
             raise ConfigError(
                 f"{' and '.join(name for _, name in family)} are one weight, and {plan.schedule} puts both on the same "
                 "rank in two stages, which cannot be sharded apart. Use another schedule, or dp_replicate."

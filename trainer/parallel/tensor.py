@@ -31,8 +31,25 @@ def split_linears(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -
         raise ConfigError(
             f"the task's tensor_parallel_plan has {'; '.join(problems)}. Write {' or '.join(STYLES)} for each."
         )
-    for module, style in _named(model, plan):
+    named = _named(model, plan)
+    _refuse_shared(model, {id(module) for module, _ in named})
+    for module, style in named:
         parallelize_module(module, mesh, STYLES[style](), src_data_rank=None)
+
+
+def _refuse_shared(model: nn.Module, split: set[int]) -> None:
+    """A weight with two owners, of which one is split, would become two weights."""
+    owners: dict[nn.Parameter, list[tuple[str, bool]]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(parameter, []).append((name, id(module) in split))
+    shared = [places for places in owners.values() if len(places) > 1 and any(is_split for _, is_split in places)]
+    if shared:
+        told = "; ".join(" and ".join(name for name, _ in places) for places in shared)
+        raise ConfigError(
+            f"the task's tensor_parallel_plan splits layers that share their weight with others ({told}). Leave them "
+            "out of the plan, or give each a weight of its own."
+        )
 
 
 def split_sizes(model: nn.Module, plan: Mapping[str, str]) -> tuple[int, ...]:

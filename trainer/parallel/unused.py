@@ -41,9 +41,14 @@ def unused_parameters(loss: torch.Tensor, model: nn.Module) -> list[str]:
     return [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in used]
 
 
-def refuse_unused(mesh: Mesh, unused: list[str]) -> None:
-    """All ranks tell what they found unused; if any did, every rank raises UnusedParametersError with the names."""
+def refuse_unused(mesh: Mesh, unused: list[str], *, is_alike_allowed: bool = False) -> None:
+    """All ranks tell what they found unused; if any did, every rank raises UnusedParametersError with the names.
+
+    `is_alike_allowed`: not if all ranks found the same.
+    """
     by_rank = mesh.gather(unused)
+    if is_alike_allowed and all(found == by_rank[0] for found in by_rank):
+        return
     names = sorted({name for found in by_rank for name in found})
     if not names:
         return
@@ -51,6 +56,6 @@ def refuse_unused(mesh: Mesh, unused: list[str]) -> None:
     where = "on every rank" if len(ranks) == len(by_rank) else f"on rank {', '.join(map(str, ranks))} only"
     told = ", ".join(names[:MAX_NAMES_TOLD]) + (f" and {len(names) - MAX_NAMES_TOLD} more" if names[20:] else "")
     raise UnusedParametersError(
-        f"{len(names)} parameter{'s' if len(names) > 1 else ''} got no gradient {where}: {told}. Remove them, or set "
-        "parallel.find_unused_parameters: true if the model uses them only at times."
+        f"{len(names)} parameter{'s' if len(names) > 1 else ''} got no gradient {where}: {told}. Remove them, or use "
+        "parallel.strategy: ddp with find_unused_parameters: true if the model uses them only at times."
     )

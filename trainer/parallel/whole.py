@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -33,11 +33,13 @@ class WholeEngine:
         mesh: Mesh,
         *,
         autocast: Autocast,
-        checks_unused: bool,
+        unused: Literal["refuse", "alike", "allow"],
     ) -> None:
-        """`module` is what is called in training, `inner` in evaluation."""
+        """`module` is what is called in training, `inner` in evaluation. `unused`: what is done about parameters that
+        get no gradient in the first step: refused; only if it is so on every rank alike (FSDP mixes up the gradients
+        of ranks that have different ones); allowed."""
         self._task, self._module, self._inner, self._mesh = task, module, inner, mesh
-        self._autocast, self._checks_unused = autocast, checks_unused
+        self._autocast, self._unused = autocast, unused
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], score: Score, moved: Callable[[], None]) -> None:
         """As `Engine.accumulate`. DDP exchanges at the last micro-batch, FSDP at each: that keeps gradients sharded."""
@@ -48,10 +50,11 @@ class WholeEngine:
                     output = call_model(self._task, self._module, micro.batch)
                 value = score(output, micro)
                 moved()
-                if self._checks_unused:
+                if self._unused != "allow":
                     # Before the first backward: afterwards ranks would wait for gradients that never come.
-                    refuse_unused(self._mesh, unused_parameters(value, self._inner))
-                    self._checks_unused = False
+                    unused = unused_parameters(value, self._inner)
+                    refuse_unused(self._mesh, unused, is_alike_allowed=self._unused == "alike")
+                    self._unused = "allow"
                 value.backward()
             moved()
 

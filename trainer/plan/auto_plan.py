@@ -37,6 +37,7 @@ from trainer.plan.candidates import (
 )
 from trainer.plan.estimate import MemoryEstimate, OptimizerKind
 from trainer.plan.model_profile import ModelProfile
+from trainer.plan.model_rules import ModelFacts, model_problems
 from trainer.plan.parallel_plan import resolve_parallel
 from trainer.plan.problem import PlanError
 from trainer.plan.schedules import bubble_of
@@ -117,11 +118,24 @@ def choose_plan(
     )
 
 
+def facts_of(profile: ModelProfile) -> ModelFacts:
+    """What of a profile the rules about models need."""
+    return ModelFacts(
+        num_layers=len(profile.layers) if profile.can_split else None,
+        layer_names=tuple(layer.name for layer in profile.layers),
+        tensor_parallel_sizes=profile.tensor_parallel_sizes,
+        has_tensor_parallel_plan=profile.has_tensor_parallel_plan,
+        has_batch_norm=profile.has_batch_norm,
+    )
+
+
 # --- Without a choice ------------------------------------------------------------------------------------------------
 
 
 def _as_asked(subject: Subject, gpu_memory_bytes: int | None) -> AutoChoice:
     resolved = resolve_parallel(subject.request, subject.layout, batch_size=subject.batch_size)
+    if problems := model_problems(resolved.plan, facts_of(subject.profile)):
+        raise PlanError(problems)
     chosen = Candidate(plan=resolved.plan, memory=needs(subject, resolved.plan))
     is_too_large = gpu_memory_bytes is not None and chosen.total > gpu_memory_bytes * USABLE_PART
     warning = (too_large_warning(chosen, gpu_memory_bytes),) if is_too_large and gpu_memory_bytes else ()

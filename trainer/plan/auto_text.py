@@ -79,7 +79,8 @@ def cannot_fit(subject: Subject, least: Candidate, gpu_memory_bytes: int) -> Pla
             f"{way_text(least.plan)}, the way that needs least, has {bytes_text(least.memory.largest_states)} of that "
             "on a GPU, whatever the batch."
         ),
-        fix=f"Ask for {gpus} GPUs of this size or more, or for larger ones{_cheaper(subject)}.",
+        fix=f"Ask for {gpus} GPUs of this size or more, or for larger ones"
+        f"{_cheaper(subject, least, gpu_memory_bytes)}.",
     )
 
 
@@ -143,9 +144,10 @@ def _first_of_each_kind(tried: Sequence[Candidate]) -> list[Candidate]:
     return list(least.values())
 
 
-def _cheaper(subject: Subject) -> str:
+def _cheaper(subject: Subject, least: Candidate, gpu_memory_bytes: int) -> str:
     """SGD with momentum keeps three quarters of what AdamW does: parameters, gradients and one moment of two."""
-    return ", or set train.optimizer to sgd (a quarter less)" if subject.optimizer.name == "adamw" else ""
+    would_fit = 0.75 * least.memory.largest_states <= gpu_memory_bytes
+    return ", or set train.optimizer to sgd (a quarter less)" if subject.optimizer.name == "adamw" and would_fit else ""
 
 
 def _optimizer_text(optimizer: OptimizerKind) -> str:

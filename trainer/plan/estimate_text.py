@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainer.plan.axes import ParallelPlan
-from trainer.plan.estimate import MemoryEstimate, RankMemory, own_layers, whole_bytes
+from trainer.plan.estimate import MemoryEstimate, RankMemory, own_layers, stage_layers, whole_bytes
 from trainer.plan.model_profile import ModelProfile
+from trainer.plan.split import rank_of_stage, stage_ids
 
 _KINDS: Final = ("parameters", "gradients", "optimizer", "buffers", "activations", "workspace", "communication")
 _UNITS: Final = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
@@ -53,9 +54,11 @@ def estimate_lines(
         total += f"   of {bytes_text(gpu_memory_bytes)} ({worst.total / gpu_memory_bytes:.0%})"
     lines.append(total)
     if plan.pp > 1:
-        lines.append(f"  others of it   {', '.join(bytes_text(one.total) for one in estimate.by_pp_rank)}")
+        lines.append(
+            f"  totals by rank of the pipeline: {', '.join(bytes_text(one.total) for one in estimate.by_pp_rank)}"
+        )
     if sent := traffic_of(profile, plan, batch_size=batch_size):
-        lines += ["", "bytes in each step, of the rank that sends most:"]
+        lines += ["", "exchanged in each step, by the rank that exchanges most:"]
         lines += [f"  {one.axis:<14}{one.kind:<16}{bytes_text(one.num_bytes):>10}" for one in sent]
     return lines
 
@@ -74,6 +77,21 @@ def _kind_lines(rank: RankMemory) -> Iterator[str]:
             yield f"  {kind:<14}{bytes_text(size):>10}"
 
 
+def _sent_between_stages(profile: ModelProfile, plan: ParallelPlan, pp_rank: int) -> int:
+    """Bytes per sample that a rank of a pipeline sends: activations to the next stages, gradients to those before."""
+    sent = 0
+    stages = stage_layers(profile, plan)
+    for number in stage_ids(plan, pp_rank):
+        first, last = (
+            profile.layers[index].activations(plan.precision) for index in (stages[number][0], stages[number][-1])
+        )
+        if number < len(stages) - 1 and rank_of_stage(plan, number + 1) != pp_rank:
+            sent += last.output
+        if number > 0 and rank_of_stage(plan, number - 1) != pp_rank:
+            sent += first.input
+    return sent
+
+
 def _of_rank(profile: ModelProfile, plan: ParallelPlan, pp_rank: int, batch_size: int) -> Iterator[Traffic]:
     layers = own_layers(profile, plan, pp_rank)
     whole, _ = whole_bytes(layers, plan, element_size=_LOW_BYTES if plan.precision == "bf16" else None)
@@ -81,8 +99,7 @@ def _of_rank(profile: ModelProfile, plan: ParallelPlan, pp_rank: int, batch_size
     samples = -(-batch_size // plan.data_parallel_size)
     kept = [layer.activations(plan.precision) for layer in layers]
     if plan.pp > 1:
-        yield Traffic(axis="pp", kind="send", num_bytes=samples * (kept[-1].output if pp_rank < plan.pp - 1 else 0))
-        yield Traffic(axis="pp", kind="send", num_bytes=samples * (kept[0].input if pp_rank > 0 else 0))
+        yield Traffic(axis="pp", kind="send", num_bytes=samples * _sent_between_stages(profile, plan, pp_rank))
     if plan.tp > 1:
         pairs = sum(
             one.output * sum(parameter.split_dim == 1 for parameter in layer.parameters)

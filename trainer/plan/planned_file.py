@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from gangline.protocol.launch import decode
-from trainer.plan.axes import ParallelPlan, ParallelRequest
+from trainer.plan.axes import ParallelPlan, ParallelRequest, RankLayout
 from trainer.plan.estimate import OptimizerKind
 from trainer.plan.problem import PlanError, PlanProblem
 from trainer.plan.training_plan import RunTarget, TrainSettings
@@ -30,6 +30,8 @@ class PlannedFile:
     parallel: ParallelRequest
     batch_size: int
     optimizer: OptimizerKind
+    layout: RankLayout
+    """Of the job file's resources, with all GPUs on one node where it leaves that open; one rank in a plan file."""
 
 
 def read_planned(data: Any) -> PlannedFile:
@@ -59,7 +61,19 @@ def read_planned(data: Any) -> PlannedFile:
         parallel=request,
         batch_size=settings.batch_size,
         optimizer=OptimizerKind(name=settings.optimizer, momentum=settings.momentum),
+        layout=_layout_of(data),
     )
+
+
+def _layout_of(data: Mapping[str, Any]) -> RankLayout:
+    resources = data.get("resources")
+    asked = resources if isinstance(resources, Mapping) else {}
+    nodes, per_node, total = (asked.get(name) for name in ("nodes", "gpus_per_node", "gpus"))
+    total = total.get("max") if isinstance(total, Mapping) else total
+    num_nodes = nodes if isinstance(nodes, int) and nodes > 0 else 1
+    shared = total // num_nodes if isinstance(total, int) else 1
+    ranks = data.get("processes_per_node", per_node if isinstance(per_node, int) else shared)
+    return RankLayout(num_nodes=num_nodes, ranks_per_node=max(1, ranks) if isinstance(ranks, int) else 1)
 
 
 def parse_bytes(text: str) -> int:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from trainer.plan.auto_plan import AutoChoice, choose_plan
+from trainer.plan.auto_plan import AutoChoice, choose_plan, facts_of
 from trainer.plan.choice_text import choice_lines
 from trainer.plan.estimate import OptimizerKind
 from trainer.plan.model_profile import ModelProfile, read_profile
-from trainer.plan.model_rules import ModelFacts, model_problems
+from trainer.plan.model_rules import model_problems
 from trainer.plan.parallel_plan import RankLayout
 from trainer.plan.plan_text import describe_plan
 from trainer.plan.problem import PlanError
@@ -24,6 +24,11 @@ from trainer.plan.training_plan import TrainingPlan, TrainingSpec, plan_training
 OPEN_NOTE = (
     "Strategy auto is decided by the ranks when they start: nothing is known of the model here. `gang check --profile` "
     "and `gang submit --profile` count it where PyTorch and your code can be imported."
+)
+
+UNKNOWN_NOTE = (
+    "Nothing is known of the model here: whether it can be split so, the ranks find out when they start, and "
+    "`gang check --profile` before."
 )
 
 
@@ -48,7 +53,9 @@ def plan_on(spec: TrainingSpec, layout: RankLayout, *, gpu_memory_bytes: int | N
     profile = profile_of(spec)
     if profile is None:
         is_open = plan.parallel.strategy == "auto"
-        plan = replace(plan, notes=(*plan.notes, OPEN_NOTE)) if is_open else plan
+        is_split = plan.parallel.pp * plan.parallel.tp > 1
+        notes = (OPEN_NOTE,) if is_open else (UNKNOWN_NOTE,) if is_split else ()
+        plan = replace(plan, notes=(*plan.notes, *notes))
         return Planned(plan=plan, lines=() if is_open else tuple(describe_plan(plan.parallel, layout)))
     is_auto = plan.parallel.strategy == "auto"
     request = spec.parallel if is_auto else replace(spec.parallel, strategy=plan.parallel.strategy)
@@ -75,14 +82,3 @@ def profile_of(spec: TrainingSpec) -> ModelProfile | None:
     if spec.run.recipe is not None:
         return recipe_profile(spec.run.recipe, spec.run.args)
     return None
-
-
-def facts_of(profile: ModelProfile) -> ModelFacts:
-    """What of a profile the rules about models need."""
-    return ModelFacts(
-        num_layers=len(profile.layers) if profile.can_split else None,
-        layer_names=tuple(layer.name for layer in profile.layers),
-        tensor_parallel_sizes=profile.tensor_parallel_sizes,
-        has_tensor_parallel_plan=profile.has_tensor_parallel_plan,
-        has_batch_norm=profile.has_batch_norm,
-    )

@@ -44,7 +44,10 @@ def check(session: Session, file: str, overrides: tuple[str, ...], wants_profile
         session.out(f"  plan       {_plan(plan)}")
     for line in plan.get("lines") or ():
         session.out(f"             {clean_inline(str(line))}".rstrip())
+    told = " ".join(str(line) for line in plan.get("lines") or ())
     for note in plan.get("notes") or ():
+        if str(note).removeprefix("Strategy auto: ") in told:
+            continue
         session.out(f"  note       {clean_inline(str(note))}")
     reason = answer.get("reason") or {}
     if reason.get("text"):
@@ -58,10 +61,14 @@ def _plan(plan: dict[str, Any]) -> str:
     """How a training is split, such as `ddp over 4 ranks, batch 32 (8 per rank), fp32`."""
     words = {name: clean_inline(str(plan.get(name, NOTHING))) for name in ("strategy", "batch_size", "precision")}
     ranks, batch, parts = plan.get("ranks"), plan.get("batch_size"), plan.get("grad_accum_steps")
+    axes = plan.get("parallel") or {}
+    copies = axes.get("dp_replicate", 1) * axes.get("dp_shard", 1)
+    if words["strategy"] == "auto":
+        return f"auto: chosen when the ranks start, batch {words['batch_size']}, {words['precision']}"
     shown = f"{words['strategy']} over {count(ranks, 'rank') if isinstance(ranks, int) else NOTHING}"
     shown += f", batch {words['batch_size']}"
-    if isinstance(ranks, int) and isinstance(batch, int) and ranks > 1:
-        shown += f" ({batch / ranks:g} per rank)"
+    if isinstance(batch, int) and copies > 1:
+        shown += f" ({batch / copies:g} per {'rank' if copies == ranks else 'copy of the model'})"
     if isinstance(parts, int) and parts > 1:
         shown += f" in {parts} parts"
     return f"{shown}, {words['precision']}"

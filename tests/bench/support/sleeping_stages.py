@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from trainer.data.batches import Example, MicroBatch
+from trainer.data.batches import MicroBatch
 from trainer.mesh import Mesh
 from trainer.parallel.apply import parallelise
 from trainer.parallel.axes import lay_out
@@ -87,8 +87,7 @@ def step_times(
         loss=lambda output, target: output.sum(),
         data=[],
     )
-    example = Example(batch=torch.zeros(1, WIDTH), samples_per_micro_batch=1)
-    model = parallelise(task, task.model, plan, mesh, lay_out(plan, mesh), example)
+    model = parallelise(task, task.model, plan, mesh, lay_out(plan, mesh), torch.zeros(1, WIDTH))
     micros = [MicroBatch(batch=torch.ones(1, WIDTH), num_samples=1) for _ in range(micro_batches)]
     found: list[StepTimes] = []
     for _ in range(num_steps + 1):

@@ -149,6 +149,26 @@ def test_the_profile_of_an_entry_decides_its_plan_and_a_wrong_one_is_refused(api
     assert "belongs to run.recipe and run.entry" in foreign["profile"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("parallel", "pointer", "message"),
+    [
+        ({"strategy": "pipeline", "cut_points": [99]}, "parallel.cut_points", "the last layer is"),
+        ({"strategy": "pipeline", "schedule": "Interleaved1F1B", "stages_per_rank": 9}, "parallel.pp", "layers"),
+        ({"strategy": "tensor", "tp": 2}, None, ""),
+    ],
+)
+def test_what_does_not_go_with_the_model_is_refused_at_submission(
+    api: Api, parallel: dict[str, Any], pointer: str | None, message: str
+) -> None:
+    api.node()
+    answer = post(api, {**AUTO, "parallel": parallel})
+
+    if pointer is None:
+        assert answer.status_code == 201
+    else:
+        assert message in problems(answer)[pointer]["message"]
+
+
 def test_a_training_is_told_whole_to_the_node_that_claims_it(api: Api) -> None:
     node = api.node()
     job_id = api.submit(**{**TRAINING, "resources": {"gpus": 2}, "checkpoint": {"every_steps": 5, "async": False}})

@@ -115,3 +115,27 @@ def test_a_script_has_no_model_that_could_be_counted(tmp_path: Path, capsys: pyt
     job.write_text("run: {script: train.py}\n")
     assert call("profile", str(job)) == TrainerExit.CONFIG_ERROR
     assert "must name a recipe or an entry" in capsys.readouterr().err
+
+
+def test_a_job_file_is_planned_on_what_its_resources_say_wherever_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "planned_entry.py").write_text(ENTRY)
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "run: {entry: 'planned_entry:build', args: {width: 32}}\ntrain: {steps: 5, batch_size: 8}\n"
+        "resources: {gpus: {min: 2, max: 4}}\nparallel: {strategy: auto}\n"
+    )
+
+    assert call("plan", str(job), "-o", "json") == 0
+
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert (plan["strategy"], plan["dp_replicate"]) == ("ddp", 4)
+
+
+def test_a_plan_that_the_model_does_not_go_with_is_refused(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = call("plan", str(plan_file), "--strategy", "tensor", "--ranks-per-node", "3")
+
+    assert code == TrainerExit.CONFIG_ERROR
+    assert "parallel.tp" in capsys.readouterr().err
