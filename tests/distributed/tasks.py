@@ -120,7 +120,9 @@ def unused_layer() -> TrainTask:
 
 def layer_of_odd_ranks() -> TrainTask:
     """One layer is used on odd ranks only."""
-    return TrainTask(model=PartlyUsed(lambda rank: rank % 2 == 1), loss=nn.functional.cross_entropy, data=table())
+    return TrainTask(
+        model=lambda: PartlyUsed(lambda rank: rank % 2 == 1), loss=nn.functional.cross_entropy, data=table()
+    )
 
 
 class UnevenStream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
