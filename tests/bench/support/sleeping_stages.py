@@ -87,6 +87,7 @@ def step_times(
         loss=lambda output, target: output.sum(),
         data=[],
     )
+    torch.manual_seed(0)
     model = parallelise(task, task.model, plan, mesh, lay_out(plan, mesh), torch.zeros(1, WIDTH))
     micros = [MicroBatch(batch=torch.ones(1, WIDTH), num_samples=1) for _ in range(micro_batches)]
     found: list[StepTimes] = []
