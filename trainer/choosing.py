@@ -15,7 +15,8 @@ from trainer.failure import ConfigError
 from trainer.mesh import Mesh
 from trainer.plan.auto_plan import choose_plan
 from trainer.plan.estimate import OptimizerKind
-from trainer.plan.parallel_plan import ParallelPlan, ParallelRequest, RankLayout
+from trainer.plan.parallel_plan import RankLayout
+from trainer.plan.planned_file import wish_of
 from trainer.plan.training_plan import TrainingPlan
 from trainer.profile import profile_task
 from trainer.task import TrainTask
@@ -28,7 +29,7 @@ def chosen(plan: TrainingPlan, task: TrainTask, mesh: Mesh, events: EventWriter)
         return plan
     choice = choose_plan(
         profile_task(task, kernels=mesh.device.type),
-        request_of(plan.parallel),
+        wish_of(plan.parallel),
         RankLayout(num_nodes=mesh.num_nodes, ranks_per_node=mesh.local_world_size),
         gpu_memory_bytes=_least_memory(mesh),
         batch_size=plan.train.batch_size,
@@ -45,19 +46,6 @@ def chosen(plan: TrainingPlan, task: TrainTask, mesh: Mesh, events: EventWriter)
     for warning in choice.warnings:
         events.notice(warning)
     return dataclasses.replace(plan, parallel=choice.plan)
-
-
-def request_of(plan: ParallelPlan) -> ParallelRequest:
-    """What a plan that leaves the axes open says of everything else. Pure."""
-    return ParallelRequest(
-        strategy="auto",
-        precision=plan.precision,
-        grad_accum_steps=plan.grad_accum_steps,
-        activation_checkpointing=plan.activation_checkpointing,
-        compile=plan.compile,
-        find_unused_parameters=plan.find_unused_parameters,
-        sync_batch_norm=plan.sync_batch_norm,
-    )
 
 
 def _least_memory(mesh: Mesh) -> int | None:

@@ -71,9 +71,8 @@ def parallelise(
     """The model that `build` makes, as `plan` runs it on this rank. All ranks call it.
 
     `build` must make the same weights on every rank, on the CPU. Where each rank keeps a part only, the ranks of a node
-    build one after another, so that the node holds one whole model at a time. `example`, one collated
-    sample, is for pipelines. Raises
-    ConfigError and PlanError for what cannot be split as the plan says, and what user code raises.
+    build one after another, so that the node holds one whole model at a time. `example`, one collated sample, is for
+    pipelines. Raises ConfigError and PlanError for what cannot be split as the plan says, and what user code raises.
     """
     setting = _Setting(task=task, plan=plan, mesh=mesh, axes=axes)
     is_split = plan.pp * plan.dp_shard * plan.tp > 1
@@ -122,7 +121,8 @@ def _part(setting: _Setting, model: nn.Module, example: Any) -> _Part:
     _check(setting, model, layers)
     names = GlobalNames.of(model)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    fingerprint = _fingerprint(model)
+    # DDP sends the weights of rank 0 to all: only where nothing is sent must they be compared.
+    fingerprint = _fingerprint(model) if setting.plan.pp * setting.plan.dp_shard * setting.plan.tp > 1 else {}
     speaks = setting.axes.tp_rank == 0
     if setting.plan.pp == 1:
         inner, engine = _whole(setting, model, layers)

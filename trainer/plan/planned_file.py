@@ -55,7 +55,7 @@ def read_planned(data: Any) -> PlannedFile:
         message = f"is {settings.batch_size}."
         raise PlanError([PlanProblem(key="train.batch_size", message=message, fix="Use a whole number from 1.")])
     if "resume_from" in data:  # a plan file, in which nothing is left open: the axes are not wishes
-        request = _wish_of(decode(ParallelPlan, data["parallel"]))
+        request = wish_of(decode(ParallelPlan, data["parallel"]))
     return PlannedFile(
         run=run,
         parallel=request,
@@ -91,7 +91,7 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
-def _wish_of(plan: ParallelPlan) -> ParallelRequest:
+def wish_of(plan: ParallelPlan) -> ParallelRequest:
     """The request that the plan came from, for another number of ranks."""
     return ParallelRequest(
         strategy=plan.strategy,
