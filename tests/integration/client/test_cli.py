@@ -289,6 +289,7 @@ def test_show_tells_the_step_that_a_job_would_resume_from(server: FakeServer, tm
 
 def test_check_shows_how_a_training_is_split(server: FakeServer, tmp_path: Path) -> None:
     plan = {"strategy": "ddp", "ranks": 4, "precision": "bf16", "grad_accum_steps": 2, "batch_size": 32,
+            "parallel": {"dp_replicate": 4, "dp_shard": 1},
             "notes": ["parallel.strategy dp is taken as ddp."]}  # fmt: skip
     body = {"valid": True, "spec": {"name": "gpt"}, "resources": a_job()["resources"], "plan": plan, "reason": None}
     server.overrides["POST /jobs"] = lambda request: Answer(body=body)
