@@ -32,26 +32,38 @@ def ranks() -> Iterator[Ranks]:
         yield four
 
 
+CASES: list[tuple[str, dict[str, Any], bool]] = [
+    ("adamw", {"strategy": "ddp"}, True),
+    ("sgd", {"strategy": "ddp"}, False),
+    ("adamw", {"strategy": "fsdp"}, False),
+    ("adamw", {"strategy": "fsdp", "precision": "bf16"}, True),
+    ("plain sgd", {"strategy": "fsdp"}, False),
+    ("adamw", {"strategy": "hsdp"}, False),
+    ("adamw", {"strategy": "tensor", "tp": 2}, False),
+    ("sgd", {"strategy": "tensor", "tp": 2, "dp_shard": 2}, True),
+    ("adamw", {"strategy": "pipeline", "pp": 2}, False),
+    ("adamw", {"strategy": "pipeline", "pp": 2, "dp_shard": 2}, True),
+    ("adamw", {"strategy": "pipeline", "pp": 2, "tp": 2}, False),
+    ("sgd", {"strategy": "pipeline", "pp": 2, "schedule": "ZBVZeroBubble", "micro_batches": 4}, False),
+    ("adamw", {"strategy": "model", "pp": 4}, False),
+]
+"""Optimizer, plan, and whether `make test` runs it. Each with weights of its own, and with tied ones in test-full."""
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "parallel"),
+    ("optimizer", "parallel", "tied"),
     [
-        ("adamw", {"strategy": "ddp"}),
-        ("sgd", {"strategy": "ddp"}),
-        ("adamw", {"strategy": "fsdp"}),
-        ("adamw", {"strategy": "fsdp", "precision": "bf16"}),
-        ("plain sgd", {"strategy": "fsdp"}),
-        ("adamw", {"strategy": "hsdp"}),
-        ("adamw", {"strategy": "tensor", "tp": 2}),
-        ("sgd", {"strategy": "tensor", "tp": 2, "dp_shard": 2}),
-        ("adamw", {"strategy": "pipeline", "pp": 2}),
-        ("adamw", {"strategy": "pipeline", "pp": 2, "dp_shard": 2}),
-        ("adamw", {"strategy": "pipeline", "pp": 2, "tp": 2}),
-        ("sgd", {"strategy": "pipeline", "pp": 2, "schedule": "ZBVZeroBubble", "micro_batches": 4}),
-        ("adamw", {"strategy": "model", "pp": 4}),
+        pytest.param(
+            optimizer,
+            parallel,
+            tied,
+            id="-".join([optimizer, *map(str, parallel.values()), "tied" if tied else "apart"]),
+            marks=[] if is_quick and tied else [pytest.mark.full],
+        )
+        for optimizer, parallel, is_quick in CASES
+        for tied in (False, True)
     ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(str(one) for one in value.values()),
 )
-@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
 def test_states_are_exact_on_every_rank(ranks: Ranks, optimizer: str, parallel: dict[str, Any], tied: bool) -> None:
     args = {**ARGS, "tied_embeddings": tied}
     settings = SETTINGS[optimizer]

@@ -72,13 +72,14 @@ PRESETS = {
     "tensor": (2, 4),
 }
 QUICK_ADAMW = {(4, "fsdp"), (4, "pipeline"), (2, "tensor")}
+QUICK_SGD = {(2, "fsdp"), (4, "hsdp"), (2, "model"), (4, "model"), (2, "pipeline"), (4, "tensor")}
 PRESET_CASES = [
     pytest.param(
         strategy,
         world_size,
         optimizer,
         id=f"{strategy}-{world_size}-{optimizer}",
-        marks=[FULL] if optimizer == "adamw" and (world_size, strategy) not in QUICK_ADAMW else [],
+        marks=[] if (world_size, strategy) in (QUICK_ADAMW if optimizer == "adamw" else QUICK_SGD) else [FULL],
     )
     for strategy, sizes in PRESETS.items()
     for world_size in sizes
@@ -98,8 +99,11 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(ranks_of: dict[int, 
     check(ranks_of, TASK, "sgd", 4 if strategy == "hsdp" else 2, strategy=strategy, grad_accum_steps=3)
 
 
+QUICK_OTHERS = {("recipe_mlp", "pipeline"), ("recipe_resnet", "fsdp"), ("recipe_resnet", "model")}
 OTHER_TASKS = [
-    pytest.param(task, strategy, world_size, marks=[] if task == "recipe_mlp" or world_size == 2 else [FULL])
+    pytest.param(
+        task, strategy, world_size, marks=[] if (task, strategy) in QUICK_OTHERS and world_size == 2 else [FULL]
+    )
     for task in ("recipe_mlp", "recipe_resnet")
     for strategy, world_size in (("fsdp", 2), ("fsdp", 4), ("model", 2), ("pipeline", 2), ("hsdp", 4))
 ]
@@ -166,12 +170,29 @@ def _id(one: Combination) -> str:
     return "-".join((one.schedule or "whole", one.data, *(["tensor"] if one.tensor else [])))
 
 
-EIGHT_RANKS = Combination(schedule="1F1B", data="replicate", tensor=True)
+QUICK_COMBINATIONS = {
+    "whole-shard-tensor",
+    "GPipe-none-tensor",
+    "GPipe-replicate",
+    "1F1B-shard",
+    "1F1B-replicate-tensor",  # three axes on eight ranks
+    "Interleaved1F1B-replicate",
+    "InterleavedZeroBubble-shard",
+    "ZBVZeroBubble-shard",
+    "DualPipeV-replicate",
+}
 COMBINATIONS = [
-    pytest.param(one, id=_id(one), marks=[FULL] if world_size == 8 and one != EIGHT_RANKS else [])
+    pytest.param(one, id=_id(one), marks=[] if _id(one) in QUICK_COMBINATIONS else [FULL])
     for one in PROVEN
-    if (world_size := parallel_of(one)[0]) > 1
+    if parallel_of(one)[0] > 1
 ]
+
+
+def test_every_schedule_and_every_kind_of_data_parallelism_is_among_the_quick_combinations() -> None:
+    quick = [one for one in PROVEN if _id(one) in QUICK_COMBINATIONS]
+    assert len(quick) == len(QUICK_COMBINATIONS)
+    assert {one.schedule for one in quick} == {one.schedule for one in PROVEN}
+    assert {one.data for one in quick} >= {"none", "replicate", "shard"}
 
 
 @pytest.mark.parametrize("one", COMBINATIONS)
@@ -182,7 +203,7 @@ def test_a_proven_combination_computes_what_one_process_computes(ranks_of: dict[
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in ("1F1B", "ZBVZeroBubble") else [FULL]) for name in sorted(SCHEDULES)],
+    [pytest.param(name, marks=[] if name == "ZBVZeroBubble" else [FULL]) for name in sorted(SCHEDULES)],
 )
 def test_a_schedule_on_four_ranks(ranks_of: dict[int, Ranks], name: str) -> None:
     stages = SCHEDULES[name].least_stages
@@ -243,7 +264,7 @@ def test_o50_a_weight_that_two_stages_share_stays_one_weight(
     assert all(trace.weights[name].equal(traces[0].weights[name]) for trace in traces if name in trace.weights)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "model", "pipeline", "tensor"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("model", marks=FULL), "pipeline", "tensor"])
 def test_clipping_takes_the_norm_of_the_whole_gradient(ranks_of: dict[int, Ranks], strategy: str) -> None:
     settings = TrainSettings(steps=5, batch_size=24, optimizer="sgd", lr=0.05, clip_norm=0.1)
     single = plan_for("tied_transformer", 1, settings)
@@ -261,9 +282,9 @@ def test_clipping_takes_the_norm_of_the_whole_gradient(ranks_of: dict[int, Ranks
     [
         {"strategy": "fsdp"},
         pytest.param({"strategy": "tensor"}, marks=FULL),
-        {"strategy": "model"},
+        pytest.param({"strategy": "model"}, marks=FULL),
         pytest.param({"strategy": "pipeline", "pp": 2}, marks=FULL),
-        {"strategy": "pipeline", "pp": 2, "schedule": "ZBVZeroBubble", "stages_per_rank": 2},
+        pytest.param({"strategy": "pipeline", "pp": 2, "schedule": "ZBVZeroBubble", "stages_per_rank": 2}, marks=FULL),
         {"strategy": "pipeline", "pp": 2, "schedule": "Interleaved1F1B", "stages_per_rank": 2, "dp_shard": 2},
     ],
     ids=lambda one: "-".join(map(str, one.values())),
@@ -287,12 +308,16 @@ def test_an_evaluation_counts_every_held_out_sample_once(ranks_of: dict[int, Ran
     [
         ("ddp", "selective"),
         ("fsdp", "full"),
-        ("pipeline", "full"),
         ("pipeline", "selective"),
-        ("tensor", "full"),
         *(
             pytest.param(*case, marks=FULL)
-            for case in (("ddp", "full"), ("fsdp", "selective"), ("tensor", "selective"))
+            for case in (
+                ("ddp", "full"),
+                ("fsdp", "selective"),
+                ("pipeline", "full"),
+                ("tensor", "full"),
+                ("tensor", "selective"),
+            )
         ),
     ],
 )
