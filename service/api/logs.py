@@ -222,7 +222,10 @@ class _Follower:
             number = self._number or None
             if number is None and job.num_attempts:
                 number = job.num_attempts if self._tail is not None or self._start else 1
-            return load_log_facts(connection, job, number)
+            facts = load_log_facts(connection, job, number)
+        if self._state.principals.current(self._token) is None:  # what was written since must not be read either
+            raise Unauthorized("the token of this stream is not valid any more")
+        return facts
 
     def _look(self) -> tuple[LogFacts | None, list[bytes], dict[str, Any] | None]:
         """What there is to send now, and the end if this was the last of it. Authorises anew each time."""
