@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Table, Update, bindparam, insert, update
+from sqlalchemy import Insert, Table, Update, bindparam, insert, literal, select, update
 
+from gangline.protocol.outcomes import Outcome
+from service.db.dependencies import begin_wait_of_free, load_needs, lock_dependents, waiting_dependents
 from service.db.session import Write
-from service.db.tables import attempt_nodes, attempts, events, jobs, nodes, outbox
+from service.db.tables import attempt_nodes, attempts, events, jobs, nodes, outbox, world_changes
+from service.db.world_changes import mark_all_changed, mark_changed
+from service.domain.dependencies import hopeless_cause
 from service.domain.states import (
     ATTEMPT_NODE_TRANSITIONS,
     ATTEMPT_TRANSITIONS,
@@ -44,9 +48,70 @@ def move_job(
     attempt_number: int | None = None,
     columns: Mapping[str, Any] | None = None,
 ) -> None:
-    """Move a job, raise its version, and tell why."""
+    """Move a job, raise its version, and tell why. When it ends, those that need it follow."""
+    _move_one_job(tx, job_id, to, actor=actor, text=text, data=data, attempt_number=attempt_number, columns=columns)
+    if to.is_terminal:
+        _follow_ends(tx, [job_id])
+
+
+def cancel_hopeless(tx: Write, job_ids: Sequence[int]) -> None:
+    """End those of these waiting jobs that need a job which has ended otherwise than needed, and all that need them."""
+    ended = [job_id for job_id in sorted(job_ids) if _cancel_if_hopeless(tx, job_id)]
+    _follow_ends(tx, ended)
+
+
+def _follow_ends(tx: Write, ended: list[int]) -> None:
+    """Mark the waiting jobs that need these, and end those whose condition can never hold any more; and so on.
+
+    All of them are locked first, in one order, so that no two transactions wait for each other.
+    """
+    if not ended or not lock_dependents(tx, ended):
+        return
+    while ended:
+        going: list[int] = []
+        for job_id in waiting_dependents(tx, ended.pop()):
+            (ended if _cancel_if_hopeless(tx, job_id) else going).append(job_id)
+        begin_wait_of_free(tx, going)
+        mark_all_changed(tx, "job", going)
+
+
+def _cancel_if_hopeless(tx: Write, job_id: int) -> bool:
+    needs = load_needs(tx.connection, [job_id]).get(job_id, ())
+    need = next((need for need in needs if need.is_hopeless), None)
+    if need is None:
+        return False
+    cause = hopeless_cause(need)
+    _move_one_job(
+        tx,
+        job_id,
+        JobState.CANCELLED,
+        actor="service",
+        text=cause["sentence"],
+        data={"outcome": cause["outcome"], "fix": cause["fix"], "needs": need.job_id},
+        columns={
+            "outcome": str(Outcome.CANCELLED),
+            "cause": json.dumps(cause, ensure_ascii=False),
+            "reason": None,
+            "ended_at": tx.now,
+        },
+    )
+    return True
+
+
+def _move_one_job(
+    tx: Write,
+    job_id: int,
+    to: JobState,
+    *,
+    actor: str,
+    text: str,
+    data: Mapping[str, Any] | None = None,
+    attempt_number: int | None = None,
+    columns: Mapping[str, Any] | None = None,
+) -> None:
     _move(tx, jobs, job_id, to, sources_of(JOB_TRANSITIONS, to), columns or {}, counter="version")
     add_event(tx, f"job_{to}", actor=actor, job_id=job_id, attempt_number=attempt_number, text=text, data=data)
+    mark_changed(tx, "job", job_id)
     tx.wake(f"job:{job_id}")
 
 
@@ -64,6 +129,7 @@ def move_attempt(
         counter = "directive_version"
         tx.wake(f"directive:{attempt_id}")
     _move(tx, attempts, attempt_id, to, sources_of(ATTEMPT_TRANSITIONS, to), columns or {}, counter=counter)
+    _mark(tx, _MARK_JOB_OF_ATTEMPT, attempt_id)
     tx.wake(f"attempt:{attempt_id}")
 
 
@@ -72,6 +138,8 @@ def move_attempt_node(
 ) -> None:
     """Move an attempt on one node."""
     _move(tx, attempt_nodes, attempt_node_id, to, sources_of(ATTEMPT_NODE_TRANSITIONS, to), columns or {})
+    _mark(tx, _MARK_JOB_OF_ATTEMPT_NODE, attempt_node_id)
+    _mark(tx, _MARK_NODE_OF_ATTEMPT_NODE, attempt_node_id)
 
 
 def move_node(
@@ -80,7 +148,7 @@ def move_node(
     """Move a node, and tell why."""
     _move(tx, nodes, node_id, to, sources_of(NODE_TRANSITIONS, to), columns or {})
     add_event(tx, f"node_{to}", actor="service", node_name=name, text=text)
-    tx.wake("schedule")
+    mark_changed(tx, "node", node_id)
 
 
 def add_event(
@@ -120,6 +188,28 @@ def add_hint(tx: Write, queue: str, attempt_id: int) -> None:
 
 _INSERT_EVENT = insert(events)
 _INSERT_HINT = insert(outbox)
+
+
+def _mark(tx: Write, statement: Insert, row_id: int) -> None:
+    """`mark_changed` of the job or node that a row belongs to, without reading the row first."""
+    tx.connection.execute(statement, {"row_id": row_id})
+    tx.wake("schedule")
+
+
+_KIND_AND_KEY = [world_changes.c.kind, world_changes.c.key]
+_MARK_JOB_OF_ATTEMPT = insert(world_changes).from_select(
+    _KIND_AND_KEY, select(literal("job"), attempts.c.job_id).where(attempts.c.id == bindparam("row_id"))
+)
+_MARK_JOB_OF_ATTEMPT_NODE = insert(world_changes).from_select(
+    _KIND_AND_KEY,
+    select(literal("job"), attempts.c.job_id)
+    .join(attempt_nodes, attempts.c.id == attempt_nodes.c.attempt_id)
+    .where(attempt_nodes.c.id == bindparam("row_id")),
+)
+_MARK_NODE_OF_ATTEMPT_NODE = insert(world_changes).from_select(
+    _KIND_AND_KEY,
+    select(literal("node"), attempt_nodes.c.node_id).where(attempt_nodes.c.id == bindparam("row_id")),
+)
 
 
 def _move(

@@ -47,6 +47,13 @@ attempts = Table(
     Column("shared_folder_id", Text),
     # When its checkpoints were given up: those that still come do not count.
     time_column("forgotten_at"),
+    # Stopped for this job, which gets its GPUs.
+    Column("nominated_for", BigInteger),
+    # Its last durable checkpoint.
+    time_column("checkpointed_at"),
+    # GPU-seconds in which its GPUs worked; and of a preempted one, those whose work was lost, and the restore.
+    Column("busy_gpu_seconds", Double, nullable=False, server_default="0"),
+    Column("lost_gpu_seconds", Double, nullable=False, server_default="0"),
     time_column("created_at", nullable=False),
     time_column("running_at"),
     time_column("stop_requested_at"),

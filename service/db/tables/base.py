@@ -28,9 +28,9 @@ def time_column(name: str, *, nullable: bool = True) -> Column[float]:
     return Column(name, Double, nullable=nullable)
 
 
-def json_column(name: str, *, nullable: bool = True) -> Column[str]:
+def json_column(name: str, *, nullable: bool = True, **options: Any) -> Column[str]:
     """JSON text."""
-    return Column(name, Text, nullable=nullable)
+    return Column(name, Text, nullable=nullable, **options)
 
 
 def state_column(states: type[StrEnum], name: str = "state", **options: Any) -> Column[str]:

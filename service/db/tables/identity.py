@@ -1,6 +1,6 @@
 """Users, teams, tokens, bundles and idempotency keys."""
 
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, Table, Text, false
 
 from service.db.tables.base import METADATA, BigId, time_column
 
@@ -12,6 +12,9 @@ users = Table(
     Column("is_admin", Boolean, nullable=False),
     time_column("created_at", nullable=False),
     time_column("disabled_at"),
+    # Most GPUs that the user's jobs hold at once; null: no cap.
+    Column("cap_gpus", Integer),
+    Column("may_use_top_priority", Boolean, nullable=False, server_default=false()),
 )
 
 teams = Table(
@@ -20,6 +23,10 @@ teams = Table(
     Column("id", BigId, primary_key=True),
     Column("name", Text, nullable=False, unique=True),
     time_column("created_at", nullable=False),
+    # Guaranteed GPUs and whole nodes, and the most GPUs that its jobs hold at once; null: none of it.
+    Column("quota_gpus", Integer),
+    Column("quota_nodes", Integer),
+    Column("cap_gpus", Integer),
 )
 
 memberships = Table(

@@ -1,8 +1,8 @@
-"""Nodes and their GPUs (on a node without any: CPU slots)."""
+"""Nodes, their GPUs (on a node without any: CPU slots), and how much each GPU was last seen to do."""
 
-from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Integer, Table, Text, false
 
-from service.db.tables.base import METADATA, BigId, state_check, state_column, time_column
+from service.db.tables.base import METADATA, BigId, json_column, state_check, state_column, time_column
 from service.domain.states import NodeState
 
 nodes = Table(
@@ -18,7 +18,12 @@ nodes = Table(
     Column("incarnation", Text),
     Column("boot_id", Text),
     Column("agent_version", Text),
+    # Gets no new work: why, until when (null: until somebody says so), and whether what runs there is moved away.
     Column("cordon_reason", Text),
+    time_column("cordon_until"),
+    Column("is_draining", Boolean, nullable=False, server_default=false()),
+    # {"label": "value"}, as the admin and the agent say; `switch` names the network switch.
+    json_column("labels", nullable=False, server_default="{}"),
     Column("inventory_hash", Text),
     # Nodes that tell the same id see the same folder.
     Column("shared_folder_id", Text),
@@ -41,4 +46,16 @@ gpus = Table(
     Column("numa_node", Integer),
     Column("quarantine_reason", Text),
     time_column("removed_at"),
+)
+
+gpu_use = Table(
+    "gpu_use",
+    METADATA,
+    Column("node_id", ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True),
+    Column("gpu_index", Integer, primary_key=True),
+    time_column("at", nullable=False),
+    # Share of the time in which it worked, 0 to 1.
+    Column("utilisation", Double, nullable=False),
+    Column("memory_bytes", BigInteger, nullable=False),
+    time_column("idle_since"),
 )

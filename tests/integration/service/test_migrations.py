@@ -21,6 +21,7 @@ from service.errors import DatabaseUnavailable, SettingsError
 SCRIPT = ScriptDirectory.from_config(alembic_config())
 REVISIONS = [revision.revision for revision in reversed(list(SCRIPT.walk_revisions()))]
 STATES = {"jobs": "waiting", "attempts": "allocated", "attempt_nodes": "allocated", "nodes": "ready"}
+CHECKED_TEXTS = {("job_dependencies", "condition"): "ok", ("world_changes", "kind"): "job"}
 
 
 def move(database: Database, revision: str, *, is_up: bool) -> None:
@@ -39,6 +40,8 @@ def reflected(connection: Connection) -> MetaData:
 def value_of(table: Table, column: Any) -> Any:
     if column.name == "state":
         return STATES[table.name]
+    if (table.name, column.name) in CHECKED_TEXTS:
+        return CHECKED_TEXTS[table.name, column.name]
     if isinstance(column.type, Boolean):
         return False
     return 1 if isinstance(column.type, Integer | Float) else "1"
@@ -151,6 +154,51 @@ def test_an_attempt_of_before_has_the_size_of_its_job(database_url: str) -> None
         row = connection.execute(select(tables["attempts"])).one()
         assert (row.num_nodes, row.gpus_per_node, row.processes_per_node) == (3, 8, 2)
         assert connection.execute(select(tables["jobs"].c.layouts)).scalar_one() is None
+    database.dispose()
+
+
+SPEC_OF_BEFORE = '{"preemptible":true,"resources":{"time_limit_seconds":5400.5}}'
+
+
+def test_a_job_of_before_has_the_limit_and_the_turn_that_its_spec_says(database_url: str) -> None:
+    database = Database(database_url)
+    move(database, "0004", is_up=True)
+    with schema_change(database) as connection:
+        fill_with_rows(connection)
+        jobs = reflected(connection).tables["jobs"]
+        connection.execute(jobs.update().values(spec=SPEC_OF_BEFORE, submitted_at=77.25))
+        silent = dict(connection.execute(select(jobs)).one()._mapping) | {"id": 2, "spec": "{}"}
+        connection.execute(insert(jobs).values(silent))
+    migrate(database)
+    with database.engine.connect() as connection:
+        tables = reflected(connection).tables
+        said, silent_row = connection.execute(select(tables["jobs"]).order_by(tables["jobs"].c.id)).all()
+        node = connection.execute(select(tables["nodes"])).one()
+        user = connection.execute(select(tables["users"])).one()
+        team = connection.execute(select(tables["teams"])).one()
+    assert (said.limit_seconds, bool(said.is_preemptible), said.wait_began_at) == (5400.5, True, 77.25)
+    assert (silent_row.limit_seconds, bool(silent_row.is_preemptible)) == (None, False)
+    assert (said.on_time_limit, said.num_stops, said.served_seconds, bool(said.is_exclusive)) == ("fail", 0, 0.0, False)
+    assert (said.hold_reason, said.start_after, said.gpu_memory_bytes, said.node_labels) == (None, None, None, None)
+    assert (node.labels, bool(node.is_draining), bool(user.may_use_top_priority)) == ("{}", False, False)
+    assert (team.quota_gpus, team.quota_nodes, team.cap_gpus, user.cap_gpus) == (None, None, None, None)
+    database.dispose()
+
+
+def test_what_a_job_waits_for_is_gone_after_the_way_down_and_the_job_is_not(database_url: str) -> None:
+    database = Database(database_url)
+    migrate(database)
+    with schema_change(database) as connection:
+        fill_with_rows(connection)
+    move(database, "0004", is_up=False)
+    with database.engine.connect() as connection:
+        tables = reflected(connection).tables
+        assert not {"job_dependencies", "nominations", "world_changes", "gpu_use"} & set(tables)
+        assert len(connection.execute(select(tables["jobs"])).all()) == 1
+        assert "hold_reason" not in tables["jobs"].c and "quota_gpus" not in tables["teams"].c
+    migrate(database)
+    with database.engine.connect() as connection:
+        assert connection.execute(select(reflected(connection).tables["job_dependencies"])).all() == []
     database.dispose()
 
 
