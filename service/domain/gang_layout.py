@@ -26,11 +26,13 @@ class GangLayout:
     cpus_per_node: float
     needs_shared_folder: bool = False
     """Its nodes hold different parts of the model: they write one checkpoint together, into a folder that all see."""
+    rest_gpus: int = 0
+    """A smaller last share, on one more node: 12 GPUs on nodes of 8 are 8 + 4. Recorded jobs alone have it."""
 
     @property
     def num_gpus(self) -> int:
         """GPUs of the whole gang."""
-        return self.num_nodes * self.gpus_per_node
+        return self.num_nodes * self.gpus_per_node + self.rest_gpus
 
 
 def equal_shares(least: int, most: int, largest_share: int, num_nodes: int) -> Iterator[tuple[int, int]]:

@@ -1,95 +1,83 @@
-"""Which nodes and which GPUs a gang takes. Pure and deterministic.
+"""Which nodes and which GPUs a gang takes of what can be given away. Pure and deterministic.
 
 A gang with several layouts takes the first that fits. Nodes: best fit (the fewest free GPUs left over), so that whole
-nodes stay free for large gangs. GPUs of a node: from the smallest link group that holds them all, else from as few
-groups as possible.
+nodes stay free for large gangs; several nodes lie behind one switch where that can be. GPUs of a node: from the
+smallest link group that holds them all, else from as few groups as possible.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from service.domain.gang_layout import GangLayout
-from service.domain.spec import gpu_type_matches
-from service.scheduler.world import GPUView, NodeView, WaitingJob
+from service.scheduler.facts import SWITCH_LABEL, NodeShare, NodeView, PlacedGang, WaitingJob
+from service.scheduler.free_index import FreeIndex
+from service.scheduler.node import Node
 
 T = TypeVar("T")
+Taken = list[tuple[Node, int]]
+"""Nodes, and how many GPUs of each."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeShare:
-    """What a gang takes of one node."""
-
-    node_id: int
-    gpu_indices: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlacedGang:
-    """What a whole gang takes."""
-
-    layout: GangLayout
-    shares: tuple[NodeShare, ...]
-    """One of each of its nodes, in the order of their node ranks."""
+def fits(node: Node, job: WaitingJob, layout: GangLayout) -> bool:
+    """Whether a node has the rest of what one share needs beside GPUs: CPUs, memory, the checkpoint, solitude."""
+    return (
+        node.cpus >= layout.cpus_per_node
+        and node.memory_bytes >= job.memory_bytes_per_node
+        and (job.home is None or job.may_run_on(node.view))
+        and (not job.is_exclusive or not (node.runs or node.promised))
+        and (layout.gpus_per_node > 0 or not any(run.job.is_exclusive for run in node.runs.values()))
+    )
 
 
-@dataclass
-class FreeNode:
-    """What is left of a node while a plan is being made."""
+def find_gang(index: FreeIndex, job: WaitingJob, most_gpus: int | None = None) -> PlacedGang | None:
+    """The first layout of a gang that fits now, all or nothing: None when none does. Changes nothing.
 
-    view: NodeView
-    gpus: list[GPUView]
-    cpus: float
-    memory_bytes: int
-
-    @classmethod
-    def of(cls, view: NodeView) -> FreeNode:
-        """The free part of a node."""
-        return cls(view, [gpu for gpu in view.gpus if gpu.is_free], view.free_cpus, view.free_memory_bytes)
-
-    def matching(self, gpu_type: str | None) -> list[GPUView]:
-        """Free GPUs of a type; None: of any."""
-        return [gpu for gpu in self.gpus if matches(gpu, gpu_type)]
-
-    def holds(self, job: WaitingJob, layout: GangLayout) -> bool:
-        """Whether one node's part of the gang fits here now."""
-        return (
-            job.may_run_on(self.view)
-            and self.cpus >= layout.cpus_per_node
-            and self.memory_bytes >= job.memory_bytes_per_node
-            and len(self.matching(job.gpu_type)) >= layout.gpus_per_node
-        )
-
-    def take(self, job: WaitingJob, layout: GangLayout) -> NodeShare:
-        """Take one node's part of the gang."""
-        chosen = choose_gpus(self.matching(job.gpu_type), layout.gpus_per_node)
-        self.gpus = [gpu for gpu in self.gpus if gpu.index not in chosen]
-        self.cpus -= layout.cpus_per_node
-        self.memory_bytes -= job.memory_bytes_per_node
-        return NodeShare(node_id=self.view.id, gpu_indices=chosen)
-
-
-def matches(gpu: GPUView, gpu_type: str | None) -> bool:
-    """Whether a GPU is of the type asked for; None: any."""
-    return gpu_type_matches(gpu_type, frozenset({gpu.model}))
-
-
-def place_gang(free: Sequence[FreeNode], job: WaitingJob) -> PlacedGang | None:
-    """The first layout of a gang that fits now, all or nothing: None when none does. Takes its shares from `free`."""
-    holding: dict[tuple[int, float], list[FreeNode]] = {}  # many layouts ask the same of a node
+    `most_gpus`: larger layouts are passed over.
+    """
     for layout in job.layouts:
-        part = (layout.gpus_per_node, layout.cpus_per_node)
-        if part not in holding:
-            holding[part] = [node for node in free if node.view.blocked_by is None and node.holds(job, layout)]
-        for nodes in together(holding[part], layout, lambda node: node.view):
-            if len(nodes) >= layout.num_nodes:
-                best = sorted(nodes, key=lambda node: (len(node.gpus), node.cpus, node.view.name))
-                chosen = sorted(best[: layout.num_nodes], key=lambda node: node.view.name)
-                return PlacedGang(layout=layout, shares=tuple(node.take(job, layout) for node in chosen))
+        if layout.num_gpus > index.num_free or (most_gpus is not None and layout.num_gpus > most_gpus):
+            continue
+        taken = _find(index, job, layout)
+        if taken is not None:
+            return gang_of(index, layout, taken)
     return None
+
+
+def _find(index: FreeIndex, job: WaitingJob, layout: GangLayout) -> Taken | None:
+    share = layout.gpus_per_node
+    if layout.num_nodes == 1 and not layout.rest_gpus and not layout.needs_shared_folder:
+        later = None
+        for node in index.best_fit(share):
+            if fits(node, job, layout):
+                if not node.freeing or (index.free_mask(node) & ~node.freeing).bit_count() >= share:
+                    return [(node, share)]
+                later = later or node
+        return None if later is None else [(later, share)]
+    able = [node for node in index.best_fit(share) if fits(node, job, layout)]
+    able.sort(key=lambda node: (index.free_mask(node) & ~node.freeing).bit_count() < share)
+    for nodes in together(able, layout, lambda node: node.view):
+        if len(nodes) >= layout.num_nodes:
+            chosen = behind_one_switch(nodes, layout.num_nodes, lambda node: node.view)
+            taken = [(node, share) for node in chosen]
+            if not layout.rest_gpus:
+                return taken
+            others = {node.id for node in chosen}
+            for node in index.best_fit(layout.rest_gpus):
+                if node.id not in others and fits(node, job, layout):
+                    return [*taken, (node, layout.rest_gpus)]
+    return None
+
+
+def gang_of(index: FreeIndex, layout: GangLayout, taken: Taken, masks: dict[int, int] | None = None) -> PlacedGang:
+    """The gang on these nodes. `masks`: where GPUs are chosen from; default: what can be given away."""
+    shares = []
+    for node, count in sorted(taken, key=lambda one: (-one[1], one[0].view.name)):
+        mask = index.free_mask(node) if masks is None else masks[node.id]
+        shares.append(NodeShare(node_id=node.id, gpu_indices=node.indices(node.choose(mask, count))))
+    return PlacedGang(layout=layout, shares=tuple(shares))
 
 
 def together(nodes: Sequence[T], layout: GangLayout, view_of: Callable[[T], NodeView]) -> list[Sequence[T]]:
@@ -104,13 +92,21 @@ def together(nodes: Sequence[T], layout: GangLayout, view_of: Callable[[T], Node
     return [seeing[folder] for folder in sorted(seeing)]
 
 
-def choose_gpus(free: Sequence[GPUView], count: int) -> tuple[int, ...]:
-    """`count` GPU indices out of `free`, kept close together."""
-    groups: defaultdict[str, list[int]] = defaultdict(list)
-    for gpu in sorted(free, key=lambda gpu: gpu.index):
-        groups[gpu.link_group or f"numa {gpu.numa_node}"].append(gpu.index)
-    fitting = [group for group in groups.values() if len(group) >= count]
-    if fitting:
-        return tuple(min(fitting, key=lambda group: (len(group), group[0]))[:count])
-    by_size = sorted(groups.values(), key=lambda group: (-len(group), group[0]))
-    return tuple(sorted([index for group in by_size for index in group][:count]))
+def behind_one_switch(nodes: Sequence[T], count: int, view_of: Callable[[T], NodeView]) -> Sequence[T]:
+    """`count` of the nodes, which come in order of preference: behind one switch if any has enough, else the first."""
+    if count == 1 or not any(SWITCH_LABEL in view_of(node).labels for node in nodes):
+        return nodes[:count]
+    behind: defaultdict[str, list[T]] = defaultdict(list)
+    for node in nodes:
+        switch = view_of(node).labels.get(SWITCH_LABEL)
+        if switch is not None:
+            behind[switch].append(node)
+    enough = [group for group in behind.values() if len(group) >= count]
+    # The switch with the fewest to spare, so that a larger gang still finds one.
+    return min(enough, key=len)[:count] if enough else _fewest_switches(behind, nodes, count)
+
+
+def _fewest_switches(behind: dict[str, list[T]], nodes: Sequence[T], count: int) -> Sequence[T]:
+    ordered: Iterable[list[T]] = sorted(behind.values(), key=len, reverse=True)
+    labelled = [node for group in ordered for node in group]
+    return (labelled if len(labelled) >= count else nodes)[:count]

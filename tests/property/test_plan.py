@@ -1,228 +1,241 @@
-"""Laws of the scheduler over thousands of small random worlds: nothing twice, all or nothing, a word for everybody."""
+"""Laws of a pass over thousands of small random pools: nothing twice, all or nothing, a word for everybody."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import functools
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from service.domain.gang_layout import equal_shares
-from service.scheduler.placement import FreeNode, place_gang
-from service.scheduler.plan import Plan, plan
-from service.scheduler.world import NodeView, WaitingJob, World, queue_order
-from tests.unit.service.worlds import GIB, gpu, home, job
+from service.domain.gang_layout import GangLayout
+from service.scheduler.facts import NodeView, WaitingJob
+from service.scheduler.plan import Plan, decide, plan
+from service.scheduler.scheduling_pass import PolicyOptions
+from service.scheduler.world import World
+from tests.property.laws import (
+    LAWS,
+    NOW,
+    WAYS,
+    Scene,
+    Way,
+    busy_scene,
+    free_scene,
+    no_fitting_gpu_stays_free_beside_an_eligible_job,
+    rough_node,
+    stops_are_of_the_kind_that_the_pool_allows,
+)
+from tests.unit.service.worlds import GIB, gpu
 
-NOW = 1_000.0
-EXAMPLES = settings(max_examples=150, deadline=None)
+FEW = settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.generate])
+MANY = settings(FEW, max_examples=1_000)
+SEEDS = st.integers(0, 2**32)  # a seed shrinks to nothing: the pool drawn from a smaller one is another pool
+KINDS: dict[str, Callable[[int], Scene]] = {
+    "free": free_scene,
+    "busy": busy_scene,
+    "bounds": functools.partial(busy_scene, with_bounds=True),
+}
+"""Nothing runs yet; jobs run, leave and are promised GPUs; and teams and users have quotas and caps besides."""
+WAY_IDS = [" ".join(way) for way in WAYS]
+kinds = pytest.mark.parametrize("kind", KINDS)
+ways = pytest.mark.parametrize("way", WAYS, ids=WAY_IDS)
 
 
-@st.composite
-def node_views(draw: st.DrawFn, number: int) -> NodeView:
-    """A node with up to 8 GPUs in groups, a few of them held, perhaps some of its CPUs and memory too."""
-    device = st.tuples(st.sampled_from("ab"), st.sampled_from([True, True, False]), st.sampled_from(["A100", "H100"]))
-    devices = draw(st.lists(device, max_size=8))
-    gpus = [gpu(index, group=group, model=model, free=is_free) for index, (group, is_free, model) in enumerate(devices)]
-    cpus, memory = float(draw(st.sampled_from([4, 16, 64]))), draw(st.sampled_from([8, 64])) * GIB
+def obeys_all_laws(scene: Scene, way: Way) -> None:
+    """One pass breaks none of the laws."""
+    decided = scene.plan(way)
+    for law in LAWS.values():
+        law(scene, decided)
+    stops_are_of_the_kind_that_the_pool_allows(scene, decided, way)
+    if way == ("time-left", "all"):
+        no_fitting_gpu_stays_free_beside_an_eligible_job(scene, decided)
+
+
+def decisions(decided: Plan) -> tuple[object, ...]:
+    """A plan to be compared: in which order jobs are told why they wait means nothing."""
+    reasons = {wait.job_id: wait.reason for wait in decided.waits}
+    return decided.stops, decided.places, decided.nominations, reasons
+
+
+@kinds
+@ways
+def test_a_pass_obeys_all_laws(way: Way, kind: str) -> None:
+    @FEW
+    @given(SEEDS)
+    def check(seed: int) -> None:
+        obeys_all_laws(KINDS[kind](seed), way)
+
+    check()
+
+
+@pytest.mark.full
+@kinds
+@ways
+def test_a_thousand_passes_obey_all_laws(way: Way, kind: str) -> None:
+    @MANY
+    @given(SEEDS)
+    def check(seed: int) -> None:
+        obeys_all_laws(KINDS[kind](seed), way)
+
+    check()
+
+
+# --- Same world, same plan; a plan leaves no trace -------------------------------------------------------------------
+
+
+@kinds
+def test_the_same_world_gives_the_same_plan_in_whatever_order_it_is_listed(kind: str) -> None:
+    @FEW
+    @given(SEEDS, st.sampled_from(WAYS))
+    def check(seed: int, way: Way) -> None:
+        scene = KINDS[kind](seed)
+        shuffled = Scene(
+            **{
+                name: tuple(random.Random(seed).sample(value, len(value)))
+                for name, value in ((name, getattr(scene, name)) for name in scene.__dataclass_fields__)
+            }
+        )
+        assert decisions(scene.plan(way)) == decisions(shuffled.plan(way))
+
+    check()
+
+
+@kinds
+def test_a_plan_leaves_the_world_as_it_was_and_the_next_one_is_the_same(kind: str) -> None:
+    @FEW
+    @given(SEEDS, st.sampled_from(WAYS))
+    def check(seed: int, way: Way) -> None:
+        world = KINDS[kind](seed).world()
+        options = PolicyOptions(preemption=way[1])
+        first = plan(world, NOW, way[0], options)
+        before = world.facts()
+        second = plan(world, NOW, way[0], options)
+        assert world.facts() == before
+        assert decisions(second) == decisions(first)
+        carried_out = decide(world, NOW, way[0], options, explain=True)
+        assert decisions(carried_out) == decisions(first), "what is carried out is what was planned"
+
+    check()
+
+
+@FEW
+@given(SEEDS)
+def test_plans_of_other_policies_in_between_change_nothing(seed: int) -> None:
+    world, fresh = busy_scene(seed).world(), busy_scene(seed).world()
+    for policy, preemption in WAYS:
+        plan(world, NOW, policy, PolicyOptions(preemption=preemption))
+    assert decisions(plan(world, NOW)) == decisions(plan(fresh, NOW))
+
+
+# --- More nodes ------------------------------------------------------------------------------------------------------
+
+
+def roomy(number: int) -> NodeView:
+    """A node on which any of the jobs fits that are not tied to others."""
     return NodeView(
         id=number,
-        name=f"node-{number}",
-        blocked_by=draw(st.sampled_from([None, None, None, "unreachable"])),
-        gpus=tuple(gpus),
-        cpus=cpus,
-        memory_bytes=memory,
-        free_cpus=cpus * draw(st.sampled_from([1.0, 1.0, 0.5, 0.0])),
-        free_memory_bytes=memory // draw(st.sampled_from([1, 1, 2])),
-        shared_folder_id=draw(st.sampled_from([None, "nfs", "lustre"])),
+        name=f"roomy-{number}",
+        blocked_by=None,
+        gpus=tuple(gpu(index, model="A100") for index in range(16)),
+        cpus=1_000.0,
+        memory_bytes=1_000 * GIB,
+        free_cpus=1_000.0,
+        free_memory_bytes=1_000 * GIB,
+        shared_folder_id="roomy",
+        labels={"zone": "x"},
     )
 
 
-@st.composite
-def waiting_jobs(draw: st.DrawFn, number: int) -> WaitingJob:
-    """A job of any shape, or of a range of sizes; some back off, some share their moment of submission."""
-    only = (draw(st.sampled_from([1, 1, 1, 2, 3])), draw(st.sampled_from([0, 1, 1, 2, 4])))
-    bounds = draw(st.sampled_from([None, None, (1, 4), (2, 6), (2, 16), (5, 7)]))
-    return job(
-        number,
-        layouts=[only] if bounds is None else list(equal_shares(*bounds, 8, 6)),
-        is_split=draw(st.booleans()),
-        priority=draw(st.integers(-1, 1)),
-        submitted_at=float(draw(st.integers(0, 3))),
-        gpu_type=draw(st.sampled_from([None, None, "A100", "H100"])),
-        cpus=float(draw(st.sampled_from([1, 1, 3, 6]))),
-        memory=draw(st.sampled_from([0, 0, 4, 16])) * GIB,
-        not_before=draw(st.sampled_from([None, None, None, NOW - 1, NOW + 1])),
-        home=draw(st.sampled_from([None, None, home(1), home(1, 2), home(2, 3, shared="nfs"), home(1, shared="gone")])),
-    )
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> World:
-    """A pool of up to six nodes and a queue of up to eight jobs."""
-    nodes = tuple(draw(node_views(number)) for number in range(1, draw(st.integers(0, 6)) + 1))
-    return World(
-        nodes=nodes, waiting=tuple(draw(waiting_jobs(number)) for number in range(1, draw(st.integers(0, 8)) + 1))
-    )
-
-
-def placed_ids(decided: Plan) -> set[int]:
-    return {place.job_id for place in decided.places}
-
-
-@EXAMPLES
-@given(worlds())
-def test_every_waiting_job_is_in_exactly_one_decision(world: World) -> None:
-    decided = plan(world, NOW)
-    listed = [place.job_id for place in decided.places] + [wait.job_id for wait in decided.waits]
-    assert Counter(listed) == Counter(one.id for one in world.waiting)
-
-
-@EXAMPLES
-@given(worlds())
-def test_no_gpu_is_placed_twice_nor_one_that_is_not_free(world: World) -> None:
-    placed = Counter(
-        (share.node_id, index)
-        for place in plan(world, NOW).places
-        for share in place.gang.shares
-        for index in share.gpu_indices
-    )
-    free = {(node.id, one.index) for node in world.nodes for one in node.gpus if one.is_free}
-    assert all(count == 1 for count in placed.values())
-    assert placed.keys() <= free
-
-
-@EXAMPLES
-@given(worlds())
-def test_a_gang_gets_all_that_it_asked_for_on_different_nodes(world: World) -> None:
-    jobs, nodes = {one.id: one for one in world.waiting}, {node.id: node for node in world.nodes}
-    for place in plan(world, NOW).places:
-        asked = jobs[place.job_id]
-        layout, shares = place.gang.layout, place.gang.shares
-        assert layout in asked.layouts
-        assert len({share.node_id for share in shares}) == len(shares) == layout.num_nodes
-        for share in shares:
-            assert len(set(share.gpu_indices)) == layout.gpus_per_node
-            assert nodes[share.node_id].blocked_by is None
-            models = {one.model for one in nodes[share.node_id].gpus if one.index in share.gpu_indices}
-            assert asked.gpu_type is None or models <= {asked.gpu_type}
-
-
-@EXAMPLES
-@given(worlds())
-def test_a_job_with_a_checkpoint_is_placed_only_where_it_can_be_read(world: World) -> None:
-    jobs, nodes = {one.id: one for one in world.waiting}, {node.id: node for node in world.nodes}
-    for place in plan(world, NOW).places:
-        asked = jobs[place.job_id].home
-        if asked is None:
-            continue
-        for share in place.gang.shares:
-            node = nodes[share.node_id]
-            if asked.shared_folder_id is not None:
-                assert node.shared_folder_id == asked.shared_folder_id
-            else:
-                assert node.name in asked.node_names
-
-
-@EXAMPLES
-@given(worlds())
-def test_a_model_that_is_split_over_nodes_gets_nodes_that_see_one_folder(world: World) -> None:
-    folders = {node.id: node.shared_folder_id for node in world.nodes}
-    for place in plan(world, NOW).places:
-        if place.gang.layout.needs_shared_folder:
-            seen = {folders[share.node_id] for share in place.gang.shares}
-            assert len(seen) == 1
-            assert seen != {None}
-
-
-@EXAMPLES
-@given(worlds())
-def test_no_node_gives_more_cpus_or_memory_than_it_has_free(world: World) -> None:
-    jobs = {one.id: one for one in world.waiting}
-    cpus: defaultdict[int, float] = defaultdict(float)
-    memory: defaultdict[int, int] = defaultdict(int)
-    for place in plan(world, NOW).places:
-        for share in place.gang.shares:
-            cpus[share.node_id] += place.gang.layout.cpus_per_node
-            memory[share.node_id] += jobs[place.job_id].memory_bytes_per_node
-    for node in world.nodes:
-        assert cpus[node.id] <= node.free_cpus
-        assert memory[node.id] <= node.free_memory_bytes
-
-
-@EXAMPLES
-@given(worlds())
-def test_nothing_is_placed_on_a_blocked_node_and_nothing_that_backs_off(world: World) -> None:
-    decided = plan(world, NOW)
-    blocked = {node.id for node in world.nodes if node.blocked_by is not None}
-    assert not blocked & {share.node_id for place in decided.places for share in place.gang.shares}
-    resting = {one.id for one in world.waiting if one.not_before is not None and one.not_before > NOW}
-    assert not resting & placed_ids(decided)
-
-
-@EXAMPLES
-@given(worlds(), st.randoms(use_true_random=False))
-def test_the_same_world_gives_the_same_plan_in_whatever_order_it_is_listed(world: World, shuffler: object) -> None:
-    nodes, waiting = list(world.nodes), list(world.waiting)
-    shuffler.shuffle(nodes)  # type: ignore[attr-defined]  # hypothesis types its seeded Random as object
-    shuffler.shuffle(waiting)  # type: ignore[attr-defined]
-    shuffled = World(nodes=tuple(nodes), waiting=tuple(waiting))
-    assert {(place.job_id, frozenset(place.gang.shares)) for place in plan(shuffled, NOW).places} == {
-        (place.job_id, frozenset(place.gang.shares)) for place in plan(world, NOW).places
+@FEW
+@given(SEEDS)
+def test_a_node_that_joins_leaves_all_that_runs_and_all_that_is_promised_alone(seed: int) -> None:
+    scene = busy_scene(seed)
+    world = scene.world()
+    before = world.facts()
+    world.set_node(roomy(99))
+    after = world.facts()
+    assert {name: after[name] for name in after if name != "nodes"} == {
+        name: before[name] for name in before if name != "nodes"
     }
-    assert plan(world, NOW) == plan(world, NOW)
+    assert {node_id: facts for node_id, facts in after["nodes"].items() if node_id != 99} == before["nodes"]
 
 
-@EXAMPLES
-@given(worlds(), st.integers(1, 3).flatmap(lambda number: node_views(100 + number)))
-def test_another_node_never_keeps_the_first_job_from_starting(world: World, another: NodeView) -> None:
-    ready = [one for one in queue_order(world.waiting) if one.not_before is None or one.not_before <= NOW]
-    if ready and ready[0].id in placed_ids(plan(world, NOW)):
-        larger = replace(world, nodes=(*world.nodes, another))
-        assert ready[0].id in placed_ids(plan(larger, NOW))
+def stops_nothing_with_roomy_nodes(scene: Scene, way: Way) -> None:
+    """As many more nodes as all that waits could use at once."""
+    nominated = {one.job_id for one in scene.nominations}
+    waiting = tuple(one for one in scene.waiting if one.home is None or one.id in nominated)
+    more = tuple(roomy(number) for number in range(100, 100 + 3 * len(waiting) + 3))
+    assert not scene.plan(way, nodes=(*scene.nodes, *more), waiting=waiting).stops
 
 
-@EXAMPLES
-@given(worlds())
-def test_a_job_waits_only_if_it_does_not_fit_into_what_the_others_left(world: World) -> None:
-    decided = plan(world, NOW)
-    taken = {
-        (share.node_id, index) for place in decided.places for share in place.gang.shares for index in share.gpu_indices
-    }
-    jobs = {one.id: one for one in world.waiting}
-    cpus: defaultdict[int, float] = defaultdict(float)
-    memory: defaultdict[int, int] = defaultdict(int)
-    for place in decided.places:
-        for share in place.gang.shares:
-            cpus[share.node_id] += place.gang.layout.cpus_per_node
-            memory[share.node_id] += jobs[place.job_id].memory_bytes_per_node
-    left = tuple(
-        replace(
-            node,
-            gpus=tuple(replace(one, is_free=one.is_free and (node.id, one.index) not in taken) for one in node.gpus),
-            free_cpus=node.free_cpus - cpus[node.id],
-            free_memory_bytes=node.free_memory_bytes - memory[node.id],
-        )
-        for node in world.nodes
-    )
-    waiting = tuple(jobs[wait.job_id] for wait in decided.waits)
-    assert not plan(World(nodes=left, waiting=waiting), NOW).places
+@FEW
+@given(SEEDS, st.sampled_from(WAYS))
+def test_nodes_on_which_all_that_waits_fits_stop_nothing(seed: int, way: Way) -> None:
+    """Quotas or not: what is free comes before what has to be made free."""
+    stops_nothing_with_roomy_nodes(busy_scene(seed, with_bounds=seed % 2 == 0), way)
 
 
-@EXAMPLES
-@given(worlds())
-def test_a_job_with_a_range_of_gpus_gets_the_most_that_fit_and_never_more_or_less_than_it_said(world: World) -> None:
+def first_in_line(scene: Scene) -> WaitingJob | None:
+    """The job that no other can take anything from: alone in the queue."""
+    ready = [one for one in scene.waiting if one.not_before is None or one.not_before <= NOW]
+    return ready[0] if ready else None
+
+
+@FEW
+@given(SEEDS, st.sampled_from(WAYS))
+def test_another_node_never_keeps_the_first_job_from_starting(seed: int, way: Way) -> None:
+    scene, another = free_scene(seed), rough_node(random.Random(seed), 101)
+    first = first_in_line(scene)
+    if first is None:
+        return
+    if scene.plan(way, waiting=(first,)).places:
+        assert scene.plan(way, waiting=(first,), nodes=(*scene.nodes, another)).places
+
+
+@FEW
+@given(SEEDS)
+def test_a_job_with_a_range_of_gpus_gets_the_most_that_fit_and_never_more_or_less_than_it_said(seed: int) -> None:
     """The first of the queue: whatever it would have got in a larger layout did not fit."""
-    ready = [one for one in queue_order(world.waiting) if one.not_before is None or one.not_before <= NOW]
-    places = {place.job_id: place for place in plan(world, NOW).places}
-    for waiting in world.waiting:
-        if waiting.id in places:
-            sizes = [layout.num_gpus for layout in waiting.layouts]
-            taken = sum(len(share.gpu_indices) for share in places[waiting.id].gang.shares)
-            assert min(sizes) <= taken <= max(sizes)
-            assert taken == places[waiting.id].gang.layout.num_gpus
-    if ready and ready[0].id in places:
-        size = places[ready[0].id].gang.layout.num_gpus
-        for larger in (layout for layout in ready[0].layouts if layout.num_gpus > size):
-            alone = replace(ready[0], layouts=(larger,))
-            assert place_gang([FreeNode.of(node) for node in world.nodes], alone) is None
+    scene = free_scene(seed)
+    first = first_in_line(scene)
+    if first is None:
+        return
+    for place in scene.plan(("time-left", "all"), waiting=(first,)).places:
+        sizes = [layout.num_gpus for layout in first.layouts]
+        assert min(sizes) <= place.gang.layout.num_gpus <= max(sizes)
+        for larger in (one for one in first.layouts if one.num_gpus > place.gang.layout.num_gpus):
+            assert not _starts(scene, first, larger)
+
+
+def _starts(scene: Scene, one: WaitingJob, layout: GangLayout) -> bool:
+    return bool(scene.plan(("time-left", "all"), waiting=(replace(one, layouts=(layout,)),)).places)
+
+
+# --- A world that is kept by changes ---------------------------------------------------------------------------------
+
+
+@FEW
+@given(SEEDS)
+def test_a_world_into_which_everything_came_one_by_one_holds_the_same_facts(seed: int) -> None:
+    """In any order: nodes before or after the jobs that run on them, quotas last."""
+    scene = busy_scene(seed, with_bounds=True)
+    drawn = random.Random(seed)
+    world = World()
+    for view in drawn.sample(scene.nodes, len(scene.nodes)):
+        world.set_node(replace(view, blocked_by="unreachable") if drawn.random() < 0.3 else view)
+    for run in drawn.sample(scene.running, len(scene.running)):
+        world.add_running(run)
+    for one in drawn.sample(scene.waiting, len(scene.waiting)):
+        world.add_waiting(one, NOW)
+    for view in scene.nodes:
+        world.set_node(view)
+    for team in scene.teams:
+        world.set_team(team)
+    for user in scene.users:
+        world.set_user(user)
+    for promise in scene.nominations:
+        world.nominate(promise.job_id, promise.gang, promise.after)
+    assert world.facts() == scene.world().facts()

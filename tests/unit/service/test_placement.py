@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from service.scheduler.placement import FreeNode, choose_gpus, place_gang
-from tests.unit.service.worlds import gpu, job, node
+from service.scheduler.facts import NodeView, PlacedGang, WaitingJob
+from service.scheduler.placement import find_gang
+from service.scheduler.world import World
+from tests.unit.service.worlds import gang, job, node
 
 # Eight GPUs in two groups of four, as on most machines; a group is a letter for each index.
 CHOICES: dict[str, tuple[str, set[int], int, tuple[int, ...]]] = {
@@ -23,50 +27,108 @@ CHOICES: dict[str, tuple[str, set[int], int, tuple[int, ...]]] = {
 }
 
 
+def choose(view: NodeView, count: int, taken: set[int] | frozenset[int] = frozenset()) -> tuple[int, ...]:
+    """The GPUs that a job of so many gets on an otherwise free node."""
+    (one,) = World(nodes=(view,)).nodes.values()
+    free = one.usable & ~sum(1 << index for index in taken)
+    return one.indices(one.choose(free, count))
+
+
+def find(world: World, one: WaitingJob) -> PlacedGang | None:
+    """Where a job would start now."""
+    return find_gang(world.index_for(one.shape), one)
+
+
 @pytest.mark.parametrize("sentence", CHOICES)
 def test_choose_gpus(sentence: str) -> None:
     groups, taken, count, expected = CHOICES[sentence]
-    free = [gpu(index, group=group) for index, group in enumerate(groups) if index not in taken]
-    assert choose_gpus(free, count) == expected
-    assert choose_gpus(free[::-1], count) == expected, "the order in which they are listed changes nothing"
+    assert choose(node(1, 8, groups=list(groups)), count, taken) == expected
 
 
 def test_gpus_without_a_link_group_are_grouped_by_numa_node() -> None:
-    free = [gpu(index) for index in range(4)]
-    assert choose_gpus(free, 2) == (0, 1)
+    view = node(1, 4)
+    apart = tuple(replace(one, numa_node=one.index % 2) for one in view.gpus)
+    assert choose(view, 2) == (0, 1)
+    assert choose(replace(view, gpus=apart), 2) == (0, 2)
+
+
+def test_a_node_whose_gpus_are_not_numbered_from_0_is_told_by_their_indices() -> None:
+    view = node(1, 4)
+    gapped = replace(view, gpus=tuple(replace(one, index=one.index * 2 + 1) for one in view.gpus))
+    assert choose(gapped, 2, {0}) == (3, 5)
 
 
 def test_a_gang_is_placed_whole_or_takes_nothing() -> None:
-    free = [FreeNode.of(node(1, 2)), FreeNode.of(node(2, 1))]
-    before = [(list(one.gpus), one.cpus, one.memory_bytes) for one in free]
+    world = World(nodes=(node(1, 2), node(2, 1)))
+    before = world.facts()
 
-    assert place_gang(free, job(1, 2, 2)) is None
-    assert [(list(one.gpus), one.cpus, one.memory_bytes) for one in free] == before
+    assert find(world, job(1, 2, 2)) is None
+    assert world.facts() == before
 
 
 def test_what_is_placed_is_gone_for_the_next() -> None:
-    free = [FreeNode.of(node(1, 2))]
-    first = place_gang(free, job(1, cpus=2.0))
-    second = place_gang(free, job(2, cpus=2.0))
+    world = World(nodes=(node(1, 2),))
+    for number in (1, 2):
+        one = job(number, cpus=2.0)
+        world.add_waiting(one)
+        found = find(world, one)
+        assert found is not None
+        assert [share.gpu_indices for share in found.shares] == [(number - 1,)]
+        world.start(number, found, 0.0)
 
-    assert first is not None
-    assert second is not None
-    assert [share.gpu_indices for share in (*first.shares, *second.shares)] == [(0,), (1,)]
-    assert free[0].cpus == 16.0 - 4.0
-    assert place_gang(free, job(3)) is None
+    assert world.nodes[1].cpus == 16.0 - 4.0
+    assert find(world, job(3)) is None
 
 
 def test_the_node_ranks_of_a_gang_follow_the_names_of_its_nodes() -> None:
-    free = [FreeNode.of(node(3, 1)), FreeNode.of(node(1, 4)), FreeNode.of(node(2, 2))]
-    gang = place_gang(free, job(1, 3, 1))
-    assert gang is not None
-    assert [share.node_id for share in gang.shares] == [1, 2, 3]
+    found = find(World(nodes=(node(3, 1), node(1, 4), node(2, 2))), job(1, 3, 1))
+    assert found is not None
+    assert [share.node_id for share in found.shares] == [1, 2, 3]
 
 
 def test_the_first_layout_that_fits_is_taken_and_told() -> None:
-    free = [FreeNode.of(node(1, 3)), FreeNode.of(node(2, 2))]
-    gang = place_gang(free, job(1, layouts=[(1, 4), (2, 2), (1, 3)]))
-    assert gang is not None
-    assert (gang.layout.num_nodes, gang.layout.gpus_per_node) == (2, 2)
-    assert [share.gpu_indices for share in gang.shares] == [(0, 1), (0, 1)]
-    assert [one.cpus for one in free] == [14.0, 14.0], "the CPUs are those of the layout that was taken"
+    found = find(World(nodes=(node(1, 3), node(2, 2))), job(1, layouts=[(1, 4), (2, 2), (1, 3)]))
+    assert found is not None
+    assert (found.layout.num_nodes, found.layout.gpus_per_node) == (2, 2)
+    assert [share.gpu_indices for share in found.shares] == [(0, 1), (0, 1)]
+
+
+SWITCHES: dict[str, tuple[str, int, list[int]]] = {
+    "a gang lies behind one switch": ("abab", 2, [1, 3]),
+    "behind the one that has the fewest nodes to spare": ("aaabb", 2, [4, 5]),
+    "one node is behind one switch anyway": ("ab", 1, [1]),
+    "where no switch has enough, behind as few as possible": ("abbc", 3, [1, 2, 3]),
+    "nodes whose switch nobody knows come last": (" aa ", 2, [2, 3]),
+    "and are better than none": (" a ", 3, [1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("sentence", SWITCHES)
+def test_switches(sentence: str) -> None:
+    """A letter for the switch of each node, in the order of their numbers; which nodes a gang of so many gets."""
+    switches, count, expected = SWITCHES[sentence]
+    nodes = [
+        node(number, 1, labels={} if switch == " " else {"switch": switch}) for number, switch in enumerate(switches, 1)
+    ]
+    found = find(World(nodes=nodes), job(1, count, 1))
+    assert found is not None
+    assert [share.node_id for share in found.shares] == expected
+
+
+def test_a_smaller_last_share_comes_after_the_whole_ones() -> None:
+    """12 GPUs on nodes of 8, as recorded jobs have them."""
+    found = find(World(nodes=(node(1, 4), node(2, 8, cpus=64))), job(1, 1, 8, rest=4))
+    assert found is not None
+    assert found.shares == gang("2:0,1,2,3,4,5,6,7 1:0,1,2,3").shares
+
+
+def test_of_equal_nodes_the_one_is_used_up_first_that_was_left_alone_longest() -> None:
+    world = World(nodes=(node(1, 2), node(2, 2)))
+    for number, at in ((1, 1.0), (2, 2.0)):
+        world.add_waiting(job(number, 1, 2))
+        world.start(number, gang(f"{number}:0,1"), at)
+    world.ended(1)
+    world.ended(2)
+    found = find(world, job(3))
+    assert found is not None
+    assert found.shares == gang("1:0").shares

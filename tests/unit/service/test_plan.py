@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from service.domain.reasons import ReasonCode
 from service.scheduler.plan import plan
-from service.scheduler.world import NodeView, WaitingJob, World, queue_order
+from service.scheduler.policies import POLICIES
+from service.scheduler.world import NodeView, WaitingJob, World
 from tests.unit.service.worlds import GIB, elastic, home, job, node, told
 
 NOW = 1_000.0
@@ -103,7 +103,7 @@ WORLDS: dict[str, Small] = {
         nodes=(node(1, 1),), queue=(job(1, not_before=NOW), job(2)), expected={1: "node-1:0", 2: "behind"}
     ),
     "GPUs free on too many nodes": Small(
-        nodes=(node(1, 1, taken=3), node(2, 1, taken=3)), queue=(job(1, 1, 2),), expected={1: "needs_nodes"}
+        nodes=(node(1, 1, taken=3), node(2, 1, taken=3)), queue=(job(1, 1, 2),), expected={1: "scattered"}
     ),
     "a job resumes on the node that has its checkpoint, though another would fit better": Small(
         nodes=(node(1, 1), node(2, 4)), queue=(job(1, home=home(2)),), expected={1: "node-2:0"}
@@ -155,7 +155,7 @@ WORLDS: dict[str, Small] = {
         nodes=(node(1, 3), node(2, 1)), queue=(elastic(1, 2, 4),), expected={1: "node-1:0,1,2"}
     ),
     "enough is free, but not in equal shares": Small(
-        nodes=(node(1, 3, taken=1), node(2, 1, taken=3)), queue=(elastic(1, 4, 4),), expected={1: "needs_nodes"}
+        nodes=(node(1, 3, taken=1), node(2, 1, taken=3)), queue=(elastic(1, 4, 4),), expected={1: "scattered"}
     ),
     "it waits while less than its least is free": Small(
         nodes=(node(1, 1, taken=3),), queue=(elastic(1, 2, 4),), expected={1: "needs_gpus"}
@@ -228,12 +228,6 @@ def test_every_reason_says_what_is_missing_and_what_to_do(sentence: str) -> None
         assert wait.reason.fix.endswith(".")
 
 
-def test_every_reason_of_the_scheduler_occurs_in_a_world() -> None:
-    not_of_the_scheduler = {ReasonCode.SUBMITTED, ReasonCode.STOP_UNCONFIRMED}
-    seen = {code for small in WORLDS.values() for code in small.expected.values() if not code.startswith("node-")}
-    assert seen == set(ReasonCode) - not_of_the_scheduler
-
-
 @pytest.mark.parametrize(
     ("nodes", "waiting", "parts"),
     [
@@ -272,12 +266,57 @@ def test_jobs_of_one_shape_that_are_pinned_to_different_nodes_do_not_share_a_ver
     assert told(plan(World(nodes=nodes, waiting=queue), NOW)) == {1: "needs_gpus", 2: "node-2:0"}
 
 
-def test_a_priority_moves_a_job_ahead_of_its_own_team_only() -> None:
-    queue = [
-        job(1, team=1),
-        job(2, team=2),
-        job(3, team=1, priority=50),
-        job(4, team=2, priority=-5),
-    ]
+FOUR = (
+    job(1, team=1),
+    job(2, team=2),
+    job(3, team=1, priority=50),
+    job(4, team=2, priority=-5),
+)
 
-    assert [waiting.id for waiting in queue_order(queue)] == [3, 2, 1, 4]
+
+@pytest.mark.parametrize("num_free", [0, 1, 2, 3, 4])
+def test_a_priority_moves_a_job_ahead_of_its_own_teams_others_and_never_of_another_teams(num_free: int) -> None:
+    placed = plan(World(nodes=(node(1, num_free, taken=4 - num_free),), waiting=FOUR), NOW, "fifo").places
+    assert [place.job_id for place in placed] == [3, 2, 1, 4][:num_free]
+
+
+def test_a_priority_above_the_top_one_goes_ahead_of_all_teams() -> None:
+    waiting = (*FOUR, job(5, team=3, priority=101))
+    placed = plan(World(nodes=(node(1, 2),), waiting=waiting), NOW, "fifo").places
+    assert [place.job_id for place in placed] == [5, 3]
+
+
+STRICT: dict[str, Small] = {
+    "nobody passes the first job that does not fit": Small(
+        nodes=(node(1, 1, taken=1),), queue=(job(1, 1, 2), job(2, 1, 1)), expected={1: "needs_gpus", 2: "behind"}
+    ),
+    "unless it asks for GPUs of another kind": Small(
+        nodes=(node(1, 1, taken=1), node(2, 1, model="H100")),
+        queue=(job(1, 1, 2, gpu_type="A100"), job(2, 1, 1, gpu_type="H100")),
+        expected={1: "needs_gpus", 2: "node-2:0"},
+    ),
+    "a job that backs off holds nobody up": Small(
+        nodes=(node(1, 1, taken=1),),
+        queue=(job(1, 1, 2, not_before=NOW + 60), job(2)),
+        expected={1: "back_off", 2: "node-1:1"},
+    ),
+    "a job that can never fit holds nobody up": Small(
+        nodes=(node(1, 1), node(2, 1)), queue=(job(1, 1, 5), job(2)), expected={1: "never_fits", 2: "node-1:0"}
+    ),
+    "the time left changes nothing": Small(
+        nodes=(node(1, 1),), queue=(job(1, limit=90_000), job(2, limit=60)), expected={1: "node-1:0", 2: "behind"}
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", STRICT)
+def test_fifo(sentence: str) -> None:
+    small = STRICT[sentence]
+    assert told(plan(World(nodes=small.nodes, waiting=small.queue), NOW, "fifo")) == small.expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_o20_a_job_that_can_never_fit_holds_nobody_up(policy: str) -> None:
+    """5 GPUs of one node where none has more than 4, and more than the whole pool has: both are told, none blocks."""
+    world = World(nodes=(node(1, 4), node(2, 1)), waiting=(job(1, 1, 5), job(2, 9, 4), job(3)))
+    assert told(plan(world, NOW, policy)) == {1: "never_fits", 2: "never_fits", 3: "node-2:0"}

@@ -1,0 +1,96 @@
+"""When a waiting job will start: a range, from the policy run forward and from experience with past forecasts. Pure.
+
+Not for: promises (those read hard limits, `promises`), nor whether it starts right now (`what_if`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from service.scheduler.calibration import LEAST_SECONDS, SOON_SECONDS, Calibration, size_class
+from service.scheduler.facts import WaitingJob
+from service.scheduler.look_ahead import look_ahead
+from service.scheduler.policies import DEFAULT_POLICY, POLICIES
+from service.scheduler.scheduling_pass import PolicyOptions
+from service.scheduler.world import World
+
+LOW_SHARE: Final = 0.005
+HIGH_SHARE: Final = 0.945
+"""Of the jobs of a kind, how many start within the range shown: from the one share to the other."""
+HIGH_SHARE_SOON: Final = 0.995
+"""The same of jobs that should start within minutes: only the few that do not are interested in the far end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Seconds from now until a job starts; all None where that is not known."""
+
+    low: float | None = None
+    p50: float | None = None
+    """As many jobs of this kind start earlier as later."""
+    p90: float | None = None
+    why_unknown: str | None = None
+    model_seconds: float | None = None
+    """What running the policy forward gave, before experience mended it."""
+    size: int = 0
+    """The size class that it was mended by."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a range."""
+        return self.p50 is not None
+
+
+def forecast(
+    world: World,
+    job: WaitingJob | int,
+    now: float,
+    calibration: Calibration,
+    policy: str = DEFAULT_POLICY,
+    options: PolicyOptions | None = None,
+) -> Forecast:
+    """When a job that waits, or would wait, starts. Leaves the world as it is. Raises KeyError: it does not wait."""
+    world.set_order(POLICIES[policy].order)
+    if isinstance(job, int):
+        job = waiting_job(world, job)
+    if job.held_by is not None:
+        return Forecast(why_unknown=f"{job.held_by.text} Nobody can tell when that ends.")
+    pause = max(0.0, (job.not_before or 0.0) - now)
+    if not world.nodes:
+        return Forecast(why_unknown="The pool has no nodes.")
+    from_now = job if not pause else _without_pause(job)
+    prospect = look_ahead(world, from_now, now, policy, options or PolicyOptions())
+    if prospect is None:
+        return Forecast(why_unknown="As the pool is now it never starts, whatever ends.")
+    size = size_class(job.least.num_gpus, max((node.size for node in world.nodes.values()), default=0))
+    return mended(prospect.seconds, size, calibration, now, pause)
+
+
+def mended(seconds: float, size: int, calibration: Calibration, now: float, pause: float = 0.0) -> Forecast:
+    """A range from what the model gave and how far it was off before."""
+    if seconds == 0.0:
+        return Forecast(low=pause, p50=pause, p90=pause, model_seconds=0.0, size=size)
+    base, is_late = max(LEAST_SECONDS, seconds), seconds > SOON_SECONDS
+    low = calibration.factors(size, seconds, (LOW_SHARE,), now)[0]
+    # Who starts within minutes after all needs no forecast: the middle and the far end are for those who do not.
+    shares = (0.5, HIGH_SHARE if is_late else HIGH_SHARE_SOON)
+    middle, high = calibration.factors(size, seconds, shares, now, are_late=is_late)
+    p50 = max(base * middle, SOON_SECONDS) if is_late else base * middle
+    return Forecast(
+        low=pause + min(base * low, p50),
+        p50=pause + p50,
+        p90=pause + max(base * high, p50),
+        model_seconds=seconds,
+        size=size,
+    )
+
+
+def waiting_job(world: World, job_id: int) -> WaitingJob:
+    """The job as it waits. Raises KeyError."""
+    entry = world.queue.entries.get(job_id) or world.nominated.get(job_id)
+    return entry.job if entry is not None else world.held[job_id]
+
+
+def _without_pause(job: WaitingJob) -> WaitingJob:
+    return replace(job, not_before=None)

@@ -1,0 +1,99 @@
+"""`fifo+easy`: first come, first served, with EASY backfill. The yardstick, and what Slurm's defaults come to. Pure.
+
+The first job that does not fit gets a reservation by the hard limits of those who run. Others may pass it if their own
+limit ends before it, or on GPUs that it will not need. After A. Mu'alem and D. Feitelson, IEEE TPDS 12(6), 2001.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from service.scheduler.facts import PlacedGang
+from service.scheduler.jobs import Entry
+from service.scheduler.placement import find_gang, fits
+from service.scheduler.queue import Lane
+from service.scheduler.quota import bound_of, most_gpus, standing_of
+from service.scheduler.reservation import Reservation, find_beside, latest_end, reserve
+from service.scheduler.scheduling_pass import Pass
+
+Item = tuple[tuple[float, ...], int, int, Lane]
+
+
+def fifo_easy(pass_: Pass) -> None:
+    """Fill the pass."""
+    _Easy(pass_).run()
+
+
+class _Easy:
+    """The walk over the whole queue in order; lanes drop out when nothing of theirs can fit any more."""
+
+    def __init__(self, pass_: Pass):
+        self.pass_ = pass_
+        self.world = pass_.world
+        self.reservation: Reservation | None = None
+        self.has_reserved = False
+        self.short_refused: list[Lane] = []
+        self.long_refused: list[Lane] = []
+
+    def run(self) -> None:
+        """Take the jobs in their turn."""
+        heap: list[Item] = [
+            (lane.entries[0][0], number, 0, lane) for number, lane in enumerate(self.world.queue.lanes.values())
+        ]
+        heapq.heapify(heap)
+        while heap:
+            _, number, place, lane = heapq.heappop(heap)
+            next_place = self._look(lane, place)
+            if next_place is not None and next_place < len(lane.entries):
+                heapq.heappush(heap, (lane.entries[next_place][0], number, next_place, lane))
+
+    def _look(self, lane: Lane, place: int) -> int | None:
+        """The place of the lane to look at next; None: nothing of the lane fits any more."""
+        entry = lane.entries[place][2]
+        if self.has_reserved:
+            if lane.num_gpus > lane.index.num_free or self._is_refused(lane, self.short_refused):
+                self.pass_.refuse(lane, entry, "behind", ahead=lane)
+                return None
+            is_short = self._ends_before(entry)
+            if not is_short and self._is_refused(lane, self.long_refused):
+                return place + 1
+        bound = bound_of(self.world, lane, standing_of(self.world, lane))
+        if bound is not None:
+            self.pass_.refuse(lane, entry, bound.kind, limit=bound.limit, used=bound.used, asked=bound.asked)
+            return None
+        if not self.has_reserved or self._ends_before(entry):
+            gang = find_gang(lane.index, entry.job, most_gpus(self.world, lane, standing_of(self.world, lane)))
+        else:
+            gang = self._beside(lane, entry)
+        if gang is not None:
+            if self.reservation is not None and not self._ends_before(entry):
+                for share in gang.shares:
+                    self.reservation.take(share.node_id, len(share.gpu_indices))
+            self.pass_.give(entry, gang)
+            return place
+        if not self.has_reserved:
+            world, now = self.world, self.pass_.now
+            self.reservation = reserve(world, lane.index, entry.job, now, lambda run: latest_end(world, run, now))
+            self.has_reserved = self.reservation is not None  # what never fits holds nobody up
+            self.pass_.refuse(lane, entry, "no_room")
+            return place + 1
+        self.pass_.refuse(lane, entry, "reserved")
+        (self.short_refused if self._ends_before(entry) else self.long_refused).append(lane)
+        return place + 1
+
+    def _ends_before(self, entry: Entry) -> bool:
+        if self.reservation is None:
+            return True
+        job = entry.job
+        if job.limit_seconds is None:
+            return False
+        return self.pass_.now + job.limit_seconds - job.served_seconds <= self.reservation.at
+
+    def _beside(self, lane: Lane, entry: Entry) -> PlacedGang | None:
+        assert self.reservation is not None
+        layout = entry.job.least
+        return find_beside(lane.index, entry.job, self.reservation, lambda node: fits(node, entry.job, layout))
+
+    @staticmethod
+    def _is_refused(lane: Lane, refused: list[Lane]) -> bool:
+        return any(lane.asks_at_least(other) for other in refused)

@@ -1,0 +1,355 @@
+"""Why each waiting job waits: from the test that failed to a code, a sentence with numbers, and what to do. Pure.
+
+Found once for each lane. Not for: deciding (`service.scheduler.policies`), nor holds that a person set (`holds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from service.domain.gang_layout import easiest_by_share
+from service.domain.reasons import Reason, ReasonCode
+from service.scheduler.facts import Nomination, WaitingJob
+from service.scheduler.free_index import FreeIndex
+from service.scheduler.jobs import Entry
+from service.scheduler.node import Node, has_labels, matching_mask
+from service.scheduler.placement import find_gang, together
+from service.scheduler.queue import Lane
+from service.scheduler.scheduling_pass import Pass, Refusal
+from service.scheduler.world import World
+
+_JOB: Final = "{job}"
+"""Stands for the id of the job in a reason that is found once for all jobs of a lane."""
+_IF_SHARED: Final = "several of them only if they see one shared folder, as its model is split over nodes"
+
+
+def reason_for(
+    pass_: Pass, lane: Lane, entries: Sequence[Entry], refusal: Refusal | None
+) -> Iterator[tuple[Entry, Reason]]:
+    """The reason of each job of a lane."""
+    found = _of_lane(pass_, lane, entries[0].job, refusal)
+    for entry in entries:
+        yield entry, _for(entry.id, found)
+
+
+def reason_of_nomination(world: World, nomination: Nomination, now: float) -> Reason:
+    """Of a job that waits for GPUs which are being freed for it."""
+    names = ", ".join(sorted(world.nodes[share.node_id].view.name for share in nomination.gang.shares))
+    leaving = [job_id for job_id in sorted(nomination.after) if job_id in world.runs]
+    return Reason(
+        code=ReasonCode.NOMINATED,
+        text=f"{nomination.gang.layout.num_gpus} GPUs on {names} are kept for it; " + _leaving(leaving),
+        fix="Nothing to do: it starts as soon as they are free.",
+    )
+
+
+def _leaving(job_ids: Sequence[int]) -> str:
+    if not job_ids:
+        return "they are being freed."
+    does = "writes its checkpoint and leaves" if len(job_ids) == 1 else "write their checkpoints and leave"
+    return f"{_jobs(job_ids)} {does}."
+
+
+def back_off(seconds: float) -> Reason:
+    """Of a job whose last start failed by the pool's fault."""
+    return Reason(
+        code=ReasonCode.BACK_OFF,
+        text=f"Its last start failed by the pool's fault; it is tried again within {max(1, round(seconds))} s.",
+        fix="Nothing to do.",
+    )
+
+
+def never_fits(world: World, lane: Lane) -> bool:
+    """Whether no set of the pool's nodes could ever hold a job of the lane, even if all were idle."""
+    return not _are_enough(list(world.nodes.values()), lane.entries[0][2].job)
+
+
+def _for(job_id: int, reason: Reason) -> Reason:
+    """A reason that holds for all jobs of a lane, with this one's id in its commands: never another job's."""
+    return replace(reason, fix=reason.fix.replace(_JOB, str(job_id))) if _JOB in reason.fix else reason
+
+
+def _of_lane(pass_: Pass, lane: Lane, job: WaitingJob, refusal: Refusal | None) -> Reason:
+    pool = _of_pool(pass_.world, job)
+    if pool is not None:
+        return pool
+    code = "behind" if refusal is None else refusal.code
+    numbers: dict[str, Any] = {} if refusal is None else {**refusal.numbers, "num_given": refusal.num_given}
+    maker = _MAKERS.get(code, _no_room)
+    return maker(pass_, lane, job, numbers)
+
+
+# --- What no turn would change -------------------------------------------------------------------------------------
+
+
+def _of_pool(world: World, job: WaitingJob) -> Reason | None:
+    """Why it could not start even if nothing else ran; None: it could."""
+    nodes = list(world.nodes.values())
+    if not nodes:
+        return Reason(
+            code=ReasonCode.NO_NODES,
+            text="No node has joined the pool yet.",
+            fix="Ask an admin to start an agent: gang node ls shows the nodes.",
+        )
+    if not _are_enough(nodes, job):
+        able = [node for node in nodes if _could_hold(node, job, job.least.gpus_per_node, job.least.cpus_per_node)]
+        return Reason(
+            code=ReasonCode.NEVER_FITS,
+            text=f"It needs {ask_of(job)}, but only {len(able)} of {len(nodes)} nodes could ever hold that"
+            + (f", {_IF_SHARED}." if any(layout.needs_shared_folder for layout in job.layouts) else "."),
+            fix="Cancel it and submit with less, or ask an admin to add nodes.",
+        )
+    shares = easiest_by_share(job.layouts)
+    able = [
+        node
+        for node in nodes
+        if any(_could_hold(node, job, layout.gpus_per_node, layout.cpus_per_node) for layout in shares)
+    ]
+    if job.home is not None and (pinned := _why_pinned(able, job)) is not None:
+        return pinned
+    able = [node for node in able if job.may_run_on(node.view)]
+    if not _are_enough([node for node in able if node.view.blocked_by is None], job):
+        blocked = _blocked(able)
+        return Reason(
+            code=ReasonCode.NODES_NOT_READY,
+            text=f"It needs {ask_of(job)}: {blocked}.",
+            fix="It starts when they are back: gang node ls.",
+        )
+    return None
+
+
+def _why_pinned(able: Sequence[Node], job: WaitingJob) -> Reason | None:
+    """Why its checkpoint keeps it from starting, when too few of the nodes that see it are there; None otherwise."""
+    seeing = [node for node in able if job.may_run_on(node.view)]
+    if job.home is None or _are_enough([node for node in seeing if node.view.blocked_by is None], job):
+        return None
+    away = _blocked(seeing)
+    if job.home.shared_folder_id is not None:
+        where = f"in a shared folder that {len(seeing)} of the nodes that could hold it see"
+    else:
+        where = f"on {', '.join(job.home.node_names)} alone"
+        here = {node.view.name for node in seeing}
+        gone = [name for name in job.home.node_names if name not in here]
+        away = ", ".join([*([away] if away else []), *(f"{name} cannot hold it any more" for name in gone)])
+    give_up = f"gang requeue {_JOB} --from-start"
+    return Reason(
+        code=ReasonCode.PINNED,
+        text=f"It needs {ask_of(job)}, and its last checkpoint lies {where}{f': {away}' if away else ''}.",
+        fix=f"It resumes when they are back: gang node ls. To start it anywhere without its progress: {give_up}.",
+    )
+
+
+def _are_enough(nodes: Sequence[Node], job: WaitingJob) -> bool:
+    """Whether these nodes, if they were idle, could hold the job in one of its layouts."""
+    return any(
+        sum(_could_hold(node, job, layout.gpus_per_node, layout.cpus_per_node) for node in group) >= layout.num_nodes
+        for layout in easiest_by_share(job.layouts)
+        for group in together(nodes, layout, lambda node: node.view)
+    )
+
+
+def _could_hold(node: Node, job: WaitingJob, num_gpus: int, cpus: float) -> bool:
+    return (
+        matching_mask(node.view, job.gpu_type, job.gpu_memory_bytes).bit_count() >= num_gpus
+        and node.view.cpus >= cpus
+        and node.view.memory_bytes >= job.memory_bytes_per_node
+        and has_labels(node.view, job)
+    )
+
+
+# --- What keeps it from starting now -------------------------------------------------------------------------------
+
+
+def _not_free(pass_: Pass, lane: Lane, job: WaitingJob, *_: Any) -> Reason:
+    num_free = _free_for(lane.index, job)
+    if num_free < job.least.num_gpus:
+        return Reason(
+            code=ReasonCode.NEEDS_GPUS,
+            text=f"It needs {ask_of(job)}, {num_free} {'is' if num_free == 1 else 'are'} free.",
+            fix="It starts when enough are free; with fewer GPUs it may start sooner.",
+        )
+    share, num_nodes = job.least.gpus_per_node, job.least.num_nodes
+    have = _nodes_with(lane.index, share)
+    if have < num_nodes:
+        best = max((number for number, bucket in enumerate(lane.index.buckets) if bucket), default=0)
+        nobody = f"no node has {share} of them (the best has {best})."
+        some = f"only {have} of {num_nodes} nodes {'has' if have == 1 else 'have'} {share} of them."
+        return Reason(
+            code=ReasonCode.SCATTERED,
+            text=f"It needs {ask_of(job)}: {num_free} GPUs are free, but {some if have else nobody}",
+            fix="It starts when whole shares are free; smaller parts per node may start sooner.",
+        )
+    return Reason(
+        code=ReasonCode.NEEDS_NODES,
+        text=f"It needs {ask_of(job)}: {num_free} GPUs are free, but not together with enough CPUs and memory.",
+        fix="It starts when whole shares are free; fewer CPUs or less memory per node may start sooner.",
+    )
+
+
+def _no_room(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    """It did not fit: because of what this pass gave to others before it, or because too little was free."""
+    nodes = lane.index.nodes
+    num_places, num_nominations = numbers.get("num_given", (None, None))
+    gangs = [one.gang for one in pass_.places[:num_places]]
+    gangs += [one.gang for one in pass_.nominations[:num_nominations]]
+    given = sum(
+        len(share.gpu_indices)
+        for gang in gangs
+        for share in gang.shares
+        if share.node_id in nodes and job.may_run_on(nodes[share.node_id].view)
+    )
+    if (given or (pass_.places and not job.least.num_gpus)) and _free_for(
+        lane.index, job
+    ) + given >= job.least.num_gpus:
+        return Reason(
+            code=ReasonCode.BEHIND,
+            text=f"It needs {ask_of(job)}; jobs ahead of it in the queue take what is free.",
+            fix="It starts when they end: gang why shows them.",
+        )
+    if find_gang(lane.index, job) is not None:
+        return Reason(
+            code=ReasonCode.BEHIND,
+            text=f"It needs {ask_of(job)}, which are free; a job ahead of it that needs more goes first.",
+            fix="It starts once that one has: gang why shows it.",
+        )
+    return _not_free(pass_, lane, job)
+
+
+def _too_costly(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    protected = pass_.num_protected
+    if protected:
+        return _protected(pass_, lane, job, protected)
+    if not pass_.num_open:
+        reason = _no_room(pass_, lane, job, numbers)
+        return reason if reason.code is ReasonCode.BEHIND else _nobody_resumes(pass_, lane, job, reason)
+    return _with(pass_, lane, job, ReasonCode.TOO_COSTLY,
+                 "those running end within 3 times its own time left, or stopping them costs more than it gains",
+                 "It starts when enough are free; with fewer GPUs or a shorter limit it may start sooner.")  # fmt: skip
+
+
+def _nobody_resumes(pass_: Pass, lane: Lane, job: WaitingJob, missing: Reason) -> Reason:
+    count = sum(
+        not run.is_stopping
+        and run.started_at < pass_.now
+        and any(node_id in lane.index.nodes for node_id, _ in run.masks)
+        for run in pass_.world.runs.values()
+    )
+    if not count:
+        return missing
+    does = "the job that runs does" if count == 1 else f"the {count} jobs that run do"
+    return _with(pass_, lane, job, ReasonCode.NOT_RESUMABLE,
+                 f"{does} not resume, or may not be stopped once more, so nothing is stopped for it",
+                 "It starts when enough are free; with fewer GPUs it may start sooner.")  # fmt: skip
+
+
+def _patience(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    if not pass_.num_open and not pass_.num_protected:
+        return _no_room(pass_, lane, job, numbers)
+    return _with(pass_, lane, job, ReasonCode.PATIENCE, "running jobs are given up to 5 minutes to end by themselves",
+                 "Nothing to do.")  # fmt: skip
+
+
+def _protected(pass_: Pass, lane: Lane, job: WaitingJob, count: int) -> Reason:
+    return _with(pass_, lane, job, ReasonCode.PROTECTED,
+                 f"of those running, {count} started too recently to be stopped, and stopping others does not pay",
+                 "It starts when enough are free, or when their protected run is over.")  # fmt: skip
+
+
+def _quorum(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    return _with(pass_, lane, job, ReasonCode.QUORUM,
+                 f"stopping job {numbers['job']} would idle {numbers['gpus'] - job.least.num_gpus} GPUs for it",
+                 "It starts when enough are free, or when more jobs like it wait.")  # fmt: skip
+
+
+def _reserved(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    if find_gang(lane.index, job) is not None:
+        return Reason(
+            code=ReasonCode.RESERVED,
+            text=f"It needs {ask_of(job)}: {_free_for(lane.index, job)} GPUs are free, and kept for a job ahead of it "
+            "that it could delay.",
+            fix="It starts earlier with a limit that ends before that reservation: resources.time.",
+        )
+    return _with(pass_, lane, job, ReasonCode.RESERVED, "what is free is reserved for a job ahead of it",
+                 "It starts earlier with a limit that ends before that reservation: resources.time.")  # fmt: skip
+
+
+def _with(pass_: Pass, lane: Lane, job: WaitingJob, code: ReasonCode, why: str, fix: str) -> Reason:
+    """What is missing, and why nobody is stopped for it."""
+    missing = _not_free(pass_, lane, job)
+    return Reason(code=code, text=f"{missing.text[:-1]}; {why}.", fix=fix)
+
+
+def _cap(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    whose, used, limit = (
+        ("Its owner" if numbers.get("kind") == "user_cap" else "Its team"),
+        numbers["used"],
+        numbers["limit"],
+    )
+    return Reason(
+        code=ReasonCode.CAP,
+        text=f"{whose} holds {used} of at most {limit} GPUs; it asks for {numbers['asked']} more.",
+        fix="It starts when others of them end; an admin can raise the cap: gang admin cap.",
+    )
+
+
+def _user_cap(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    return _cap(pass_, lane, job, {**numbers, "kind": "user_cap"})
+
+
+def _cannot_borrow(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    return Reason(
+        code=ReasonCode.NOT_RESUMABLE,
+        text=f"Its team holds {numbers['used']} of {numbers['limit']} GPUs of its quota and would have to borrow for "
+        f"the {numbers['asked']} it asks for; only jobs that resume may borrow.",
+        fix="Let it resume from checkpoints and say so (preemptible: true), or wait until its team's quota has room.",
+    )
+
+
+_MAKERS: Final = {
+    "patience": _patience,
+    "too_costly": _too_costly,
+    "quorum": _quorum,
+    "reserved": _reserved,
+    "team_cap": _cap,
+    "user_cap": _user_cap,
+    "cannot_borrow": _cannot_borrow,
+}
+
+
+# --- Words ---------------------------------------------------------------------------------------------------------
+
+
+def ask_of(job: WaitingJob) -> str:
+    """What a job asks for: `4 A100 GPUs on 2 nodes`."""
+    kind = f"{job.gpu_type} GPU" if job.gpu_type else "GPU"
+    least, most = job.least, job.layouts[0]
+    if least.num_gpus != most.num_gpus:
+        return f"{least.num_gpus} to {most.num_gpus} {kind}s"
+    gpus = f"{kind}{'' if most.num_gpus == 1 else 's'}"
+    asked = f"{most.num_gpus} {gpus}" if most.num_gpus else f"{most.cpus_per_node:g} CPUs"
+    return asked if most.num_nodes == 1 else f"{asked} on {most.num_nodes} nodes"
+
+
+def _jobs(ids: Sequence[int]) -> str:
+    words = [f"job {job_id}" for job_id in ids[:3]]
+    return ", ".join(words) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+
+
+def _blocked(nodes: Sequence[Node]) -> str:
+    return ", ".join(f"{node.view.name} is {node.view.blocked_by}" for node in _named(nodes) if node.view.blocked_by)
+
+
+def _named(nodes: Sequence[Node]) -> list[Node]:
+    return sorted(nodes, key=lambda node: node.view.name)
+
+
+def _free_for(index: FreeIndex, job: WaitingJob) -> int:
+    if job.home is None:
+        return index.num_free
+    return sum(index.free_mask(node).bit_count() for node in index.nodes.values() if job.may_run_on(node.view))
+
+
+def _nodes_with(index: FreeIndex, count: int) -> int:
+    return sum(len(bucket) for bucket in index.buckets[count:])
