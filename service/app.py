@@ -9,7 +9,23 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from service.api import agent, bundles, health, identity, job_actions, jobs, logs, metrics, nodes
+from service.api import (
+    agent,
+    bundles,
+    health,
+    identity,
+    job_actions,
+    job_turn,
+    jobs,
+    logs,
+    metrics,
+    nodes,
+    overview,
+    queue,
+    quotas,
+    usage,
+    why,
+)
 from service.api.deps import AppState
 from service.api.middleware import Envelope
 from service.api.problems import install_problem_handlers
@@ -26,6 +42,7 @@ from service.folder import prepare_data_folder
 from service.operations.api_presence import ApiPresence
 from service.operations.commit_submissions import SubmissionCommitter
 from service.operations.submit_job import PoolShapes
+from service.scheduler.held_world import HeldWorld
 from service.settings import Settings
 from service.storage.bundles import BundleFiles
 from service.storage.streams import StreamFiles
@@ -38,7 +55,13 @@ ROUTERS = (
     metrics.router,
     jobs.router,
     job_actions.router,
+    job_turn.router,
+    quotas.router,
     nodes.router,
+    overview.router,
+    queue.router,
+    why.router,
+    usage.router,
     bundles.router,
     agent.router,
 )
@@ -66,6 +89,7 @@ def create_state(settings: Settings) -> AppState:
         bundles=BundleFiles(settings.data_folder),
         pool_id=load_or_make_pool_id(database),
         hints=HintHealth(),
+        held=HeldWorld(database, settings),
         version=version(),
     )
 
@@ -77,7 +101,7 @@ def create_app(state: AppState) -> FastAPI:
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         threads: list[BackgroundThread] = []
         if state.settings.run_scheduler:
-            threads.append(ControlThreads(state.database, state.settings, state.bus, state.hints))
+            threads.append(ControlThreads(state.database, state.settings, state.bus, state.hints, state.held))
         if not state.database.is_sqlite:
             threads.append(PostgresWakeups(state.settings.resolved_database_url, state.bus))
             threads.append(ApiPresence(state.database, state.settings.sweep_seconds))

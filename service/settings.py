@@ -17,6 +17,9 @@ from typing import Any
 from service.errors import SettingsError
 
 ENV_PREFIX = "GANGLINE_SERVER_"
+POLICY_NAMES = ("time-left", "fifo", "fifo+easy")
+"""As registered in `service.scheduler.policies`."""
+PREEMPTION_KINDS = ("all", "reclaim_only", "none")
 SMALL_POOL_NODES = 32
 """Up to this many nodes, agents are told `heartbeat_seconds`; beyond it `heartbeat_large_pool_seconds`."""
 
@@ -48,6 +51,11 @@ class Settings:
     stop_grace_limit_seconds: float = _setting(3600.0, "Largest stop_grace a job may ask for.")
     missing_attempt_seconds: float = _setting(10.0, "A claimed attempt that its agent no longer knows ends after this.")
     sweep_seconds: float = _setting(1.0, "Interval of the sweeper that looks at deadlines and silent nodes.")
+    idle_holder_seconds: float = _setting(1800.0, "A job none of whose GPUs works for this long is named as idle.")
+    policy: str = _setting("time-left", "Who goes first: time-left, fifo, or fifo+easy (first come, with backfill).")
+    preemption: str = _setting(
+        "all", "Whom the scheduler stops: all (where it pays), reclaim_only (to give teams their quota back), none."
+    )
     schedule_seconds: float = _setting(5.0, "Slow tick of the scheduler; events wake it at once.")
     gather_seconds: float = _setting(0.05, "Supervisors gather log bytes at most this long.")
     body_limit_bytes: int = _setting(1_048_576, "Largest request body, bundles excepted.")
@@ -145,6 +153,11 @@ def _rules(s: Settings) -> list[tuple[bool, str]]:
         (
             s.run_scheduler or not s.resolved_database_url.startswith("sqlite"),
             "run_scheduler=false needs PostgreSQL: only the API process may open a SQLite file.",
+        ),
+        (s.policy in POLICY_NAMES, f"policy is one of {', '.join(POLICY_NAMES)}, not {s.policy!r}."),
+        (
+            s.preemption in PREEMPTION_KINDS,
+            f"preemption is one of {', '.join(PREEMPTION_KINDS)}, not {s.preemption!r}.",
         ),
         (0 <= s.port <= 65535, f"port {s.port} is not in 0..65535."),
     ]

@@ -15,7 +15,13 @@ from gangline.protocol.names import ENV_STOP_FILE
 from gangline.protocol.outcomes import StopIntent
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
-_WITHOUT_CHECKPOINT: Final = (StopIntent.CANCEL, StopIntent.PEER_FAILURE, StopIntent.START_DEADLINE, StopIntent.FENCED)
+_WITHOUT_CHECKPOINT: Final = (
+    StopIntent.CANCEL,
+    StopIntent.ADMIN_STOP,
+    StopIntent.PEER_FAILURE,
+    StopIntent.START_DEADLINE,
+    StopIntent.FENCED,
+)
 """Intents after which nobody will resume from what is written now."""
 
 

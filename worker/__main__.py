@@ -13,7 +13,9 @@ from pathlib import Path
 
 from gangline.protocol.names import ENV_BROKER_URL
 from worker.agent_log import log
-from worker.inventory import CpuSlots, InventoryError, InventorySource, RecordedGPUs
+from worker.inventory import CpuSlots, InventoryError, InventorySource, NvmlGPUs, RecordedGPUs
+from worker.nvml import LIBRARY as NVML_LIBRARY
+from worker.nvml import Nvml, NvmlError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +35,7 @@ def _run_agent(options: argparse.Namespace) -> int:
     from worker.enrolment import AgentSettings
 
     try:
+        nvml = _open_nvml(options)
         return run_agent(
             AgentSettings(
                 data=options.data,
@@ -41,7 +44,8 @@ def _run_agent(options: argparse.Namespace) -> int:
                 address=options.address,
                 enrolment_token_file=options.enrolment_token_file,
                 broker_url=options.broker_url or os.environ.get(ENV_BROKER_URL) or None,
-                inventory=_inventory(options),
+                inventory=_inventory(options, nvml),
+                nvml=nvml,
                 shared_folder=options.shared_folder,
             )
         )
@@ -50,9 +54,26 @@ def _run_agent(options: argparse.Namespace) -> int:
         return 2
 
 
-def _inventory(options: argparse.Namespace) -> InventorySource:
+def _open_nvml(options: argparse.Namespace) -> Nvml | None:
+    """NVML, where the node is to offer real GPUs and has some. Raises InventoryError."""
+    if options.recorded_inventory is not None or options.slots is not None:
+        return None
+    try:
+        nvml = Nvml.open()
+        return nvml if nvml is not None and nvml.devices() else None
+    except NvmlError as error:
+        raise InventoryError(
+            f"This machine has {NVML_LIBRARY}, but its GPUs cannot be read ({error}): see whether nvidia-smi lists "
+            "them, or offer CPU slots in their place with --slots."
+        ) from error
+
+
+def _inventory(options: argparse.Namespace, nvml: Nvml | None) -> InventorySource:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if options.recorded_inventory is not None:
-        return RecordedGPUs.from_file(options.recorded_inventory, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return RecordedGPUs.from_file(options.recorded_inventory, visible=visible)
+    if nvml is not None:
+        return NvmlGPUs(nvml=nvml, cpus=options.cpus, visible=visible)
     slots = os.cpu_count() or 1 if options.slots is None else options.slots
     return CpuSlots(count=slots, cpus=options.cpus)
 
@@ -70,8 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument(
         "--address", help="address at which other nodes reach this one (default: of the interface towards the server)"
     )
-    agent.add_argument("--slots", type=int, metavar="K", help="CPU slots to offer (default: one a CPU)")
-    agent.add_argument("--cpus", type=float, metavar="N", help="cores to offer (default: one a slot)")
+    agent.add_argument(
+        "--slots", type=int, metavar="K", help="CPU slots to offer in place of GPUs (default without GPUs: one a CPU)"
+    )
+    agent.add_argument(
+        "--cpus", type=float, metavar="N", help="cores to offer (default: all; with CPU slots: one a slot)"
+    )
     agent.add_argument(
         "--enrolment-token-file", type=Path, metavar="FILE", help="file with the token that admits a new node"
     )

@@ -29,7 +29,8 @@ from worker.celery_child import CeleryChild
 from worker.credential import AgentError, Credential
 from worker.doorbell import Doorbell, parse_message
 from worker.enrolment import LONGEST_RETRY_SECONDS, AgentSettings, node_credential, retry_delay
-from worker.local_attempts import LocalAttempts, Start
+from worker.gpu_use import UseMeter, meter_for
+from worker.local_attempts import ATTEMPTS_FOLDER, LocalAttempts, Start
 from worker.nursery import Nursery
 from worker.process_set import marked_attempts
 from worker.reconcile import Answer, Observed, SupervisorState, reconcile
@@ -64,7 +65,8 @@ def run_agent(settings: AgentSettings) -> int:
     (data / DATA_FOLDER_MARKER).touch(0o600)
     with open(data / LOCK_FILE, "ab") as lock, Wake() as wake:
         _take_lock(lock.fileno(), data)
-        inventory = encode(settings.inventory.read())
+        offered = settings.inventory.read()
+        inventory = encode(offered)
         shared = None if settings.shared_folder is None else verify_shared_folder(settings.shared_folder)
         inventory["shared_folder_id"] = None if shared is None else shared.folder_id
         # Before enrolment, so that it is loaded by the time that the first attempt comes.
@@ -76,6 +78,7 @@ def run_agent(settings: AgentSettings) -> int:
                 data=data,
                 credential=credential,
                 inventory=inventory,
+                meter=meter_for(offered.gpus, settings.nvml, data / ATTEMPTS_FOLDER),
                 shared_folder=shared,
                 broker_url=settings.broker_url,
                 nursery=nursery,
@@ -94,6 +97,7 @@ class Agent:
         data: Path,
         credential: Credential,
         inventory: dict[str, object],
+        meter: UseMeter,
         shared_folder: SharedFolder | None,
         broker_url: str | None,
         nursery: Nursery,
@@ -102,6 +106,7 @@ class Agent:
         self._data = data
         self._credential = credential
         self._inventory = inventory
+        self._meter = meter
         self._shared_folder = shared_folder
         self._wake = wake
         self._incarnation = str(uuid.uuid4())
@@ -217,6 +222,7 @@ class Agent:
                 attempts=[attempt.attempt_id for attempt in observed.attempts],
                 process_sets=observed.process_sets,
                 quarantined={},
+                gpu_use=[asdict(use) for use in self._meter.read(now)],
             )
             answer = self._hear(heard)
             self._interval_seconds = max(heard.interval_seconds, SHORTEST_INTERVAL_SECONDS)

@@ -220,8 +220,10 @@ class NodeApi:
         attempts: Iterable[int],
         process_sets: Iterable[int],
         quarantined: Mapping[str, str],
+        gpu_use: Iterable[Mapping[str, Any]] = (),
     ) -> HeartbeatAnswer:
-        """Renew the node's lease and say what lives here. `quarantined` maps a GPU's uuid to the reason."""
+        """Renew the node's lease and say what lives here. `quarantined` maps a GPU's uuid to the reason, `gpu_use`
+        says of each GPU its index, utilisation (0 to 1) and memory_bytes."""
         body = {
             "incarnation": incarnation,
             "boot_id": boot_id,
@@ -230,6 +232,7 @@ class NodeApi:
             "attempts": sorted(attempts),
             "process_sets": sorted(process_sets),
             "quarantined": dict(quarantined),
+            "gpu_use": [dict(use) for use in gpu_use],
         }
         return _decoded(HeartbeatAnswer, self.connection.send_json("POST", "/heartbeat", body))
 

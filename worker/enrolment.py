@@ -25,6 +25,7 @@ from worker.credential import (
     save_credential,
 )
 from worker.inventory import InventorySource
+from worker.nvml import Nvml
 from worker.wake import Wake
 
 HTTP_TOO_MANY_REQUESTS: Final = 429
@@ -48,6 +49,8 @@ class AgentSettings:
     inventory: InventorySource
     shared_folder: Path | None = None
     """Folder that other nodes see as well; None: there is none."""
+    nvml: Nvml | None = None
+    """Says how much the GPUs work; None: this node has none."""
 
 
 def retry_delay(failures: int, chance: float, *, longest_seconds: float = LONGEST_RETRY_SECONDS) -> float:

@@ -1,8 +1,7 @@
 """What this node offers: CPUs, memory, and GPUs as frozen records, behind one small interface.
 
-Sources: `CpuSlots` (a node without GPUs; each slot stands in for one) and `RecordedGPUs` (a recorded sample, for tests
-and for trying out placement on machines without devices). Reading real devices (NVML) is not here yet: it becomes one
-more source that returns the same record, with a recorded sample of its output as test data.
+Sources: `NvmlGPUs` (the devices of this machine), `CpuSlots` (a node without GPUs; each slot stands in for one) and
+`RecordedGPUs` (a recorded sample, for tests and for trying out placement on machines without devices).
 
 Not for: who holds a GPU (the service knows), nor for what a rank may see (the launcher sets CUDA_VISIBLE_DEVICES).
 """
@@ -10,16 +9,19 @@ Not for: who holds a GPU (the service knows), nor for what a rank may see (the l
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from gangline.protocol.launch import decode
+from worker.nvml import Nvml, NvmlError
 
 KIND_GPU = "gpu"
 KIND_CPU_SLOT = "cpu_slot"
 CPU_SLOT_MODEL = "CPU slot"
+PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
 
 
 class InventoryError(ValueError):
@@ -89,6 +91,43 @@ class CpuSlots:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NvmlGPUs:
+    """Offers the GPUs that the driver knows of and `visible` admits, with links and NUMA nodes."""
+
+    nvml: Nvml
+    cpus: float | None = None
+    """Cores to offer; None: all."""
+    visible: str | None = None
+    """The agent's own CUDA_VISIBLE_DEVICES; None: not set, every device is offered."""
+    pci_devices: Path = PCI_DEVICES
+
+    def read(self) -> Inventory:
+        """The devices as they are now. Raises InventoryError."""
+        try:
+            found = self.nvml.devices()
+        except NvmlError as error:
+            raise InventoryError(
+                f"The GPUs of this node cannot be read ({error}): see whether nvidia-smi lists them."
+            ) from error
+        gpus = [
+            GPU(
+                index=device.index,
+                uuid=device.uuid,
+                model=device.model,
+                memory_bytes=device.memory_bytes,
+                link_group=device.link_group,
+                numa_node=numa_node_of(device.pci_bus_id, self.pci_devices),
+            )
+            for device in found
+        ]
+        return Inventory(
+            cpus=float(os.cpu_count() or 1) if self.cpus is None else self.cpus,
+            memory_bytes=machine_memory_bytes(),
+            gpus=visible_gpus(gpus, self.visible),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecordedGPUs:
     """Offers devices of a recorded sample, as a machine with them would: for tests, and for trying out placement."""
 
@@ -150,6 +189,15 @@ def _device_named(gpus: Sequence[GPU], entry: str, visible: str) -> GPU:
     raise InventoryError(
         f"{entry!r} in CUDA_VISIBLE_DEVICES={visible!r} {problem}: unset it, or name devices of this node ({known})."
     )
+
+
+def numa_node_of(pci_bus_id: str, pci_devices: Path = PCI_DEVICES) -> int | None:
+    """The NUMA node that a PCI device hangs on, from the kernel; None where it does not say (it writes -1)."""
+    try:
+        number = int((pci_devices / pci_bus_id / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return number if number >= 0 else None
 
 
 def machine_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:

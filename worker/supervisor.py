@@ -248,6 +248,7 @@ class Supervisor:
             if isinstance(message, Directive):
                 self._order = message.stop or self._order
                 self._peers_rendezvous = message.rendezvous or self._peers_rendezvous
+                self._take_limit(message.time_limit_seconds)
             elif isinstance(message, FencedNotice):
                 self._is_fenced = True
             elif isinstance(message, Exception):
@@ -255,6 +256,12 @@ class Supervisor:
         if self._mailbox.is_terminated and self._order is None:
             # Nobody of ours sends it: the machine goes down.
             self._order = StopOrder(intent=StopIntent.DRAIN, grace_seconds=self._plan.stop_grace_seconds)
+
+    def _take_limit(self, seconds: float | None) -> None:
+        """The job was given more time: its total from the start of the ranks on, by our own monotonic clock."""
+        if seconds is not None and seconds != self._plan.time_limit_seconds and self._stopping is None:
+            log("time_limit", attempt_id=self._plan.attempt_id, seconds=seconds)
+            self._plan = dataclasses.replace(self._plan, time_limit_seconds=seconds)
 
     def _tell_failure(self) -> None:
         """Tell of the first failure at once, so that peers on other nodes are stopped while ours still end."""

@@ -15,7 +15,10 @@ import click
 from gangline.client.errors import GanglineError
 
 PLUGIN_GROUP = "gangline.commands"
-PLUGIN_HELP = {"up": "Run server, scheduler and nodes on this machine."}
+PLUGIN_HELP = {
+    "replay": "Compare scheduling policies on a trace.",
+    "up": "Run server, scheduler and nodes on this machine.",
+}
 """Short help of commands that other parts bring in; reading their own would import them."""
 ALIASES = {"list": "ls"}
 """Words that people type for a command; not shown, so that each command has one name."""

@@ -33,13 +33,23 @@ COMMANDS = {
     "ls": LazyCommand(target=f"{_AT}.ls:ls", help="List jobs, newest first.", section=JOBS),
     "show": LazyCommand(target=f"{_AT}.show:show", help="Show all about one job.", section=JOBS),
     "why": LazyCommand(target=f"{_AT}.why:why", help="Say why a job waits, and what would help.", section=JOBS),
+    "queue": LazyCommand(
+        target=f"{_AT}.queue:queue", help="List the waiting jobs in the order of their turns.", section=JOBS
+    ),
     "logs": LazyCommand(target=f"{_AT}.logs:logs", help="Print or follow a job's logs.", section=JOBS),
     "wait": LazyCommand(target=f"{_AT}.wait:wait", help="Wait until a job has ended.", section=JOBS),
     "cancel": LazyCommand(target=f"{_AT}.cancel:cancel", help="Stop jobs.", section=JOBS),
     "requeue": LazyCommand(
         target=f"{_AT}.requeue:requeue", help="Stop jobs at a checkpoint and start them again.", section=JOBS
     ),
+    "extend": LazyCommand(target=f"{_AT}.extend:extend", help="Give a job more time.", section=JOBS),
+    "hold": LazyCommand(target=f"{_AT}.hold:hold", help="Keep jobs from starting.", section=JOBS),
+    "release": LazyCommand(target=f"{_AT}.release:release", help="Let held jobs take their turn.", section=JOBS),
+    "priority": LazyCommand(target=f"{_AT}.priority:priority", help="Change the priority of a job.", section=JOBS),
     "plot": LazyCommand(target=f"{_AT}.plot:plot", help="Draw curves of one or more jobs.", section=JOBS),
+    "top": LazyCommand(target=f"{_AT}.top:top", help="Show the pool at a glance, live.", section=POOL),
+    "usage": LazyCommand(target=f"{_AT}.usage:usage", help="GPU-hours by team, user and week.", section=POOL),
+    "idle": LazyCommand(target=f"{_AT}.idle:idle", help="Jobs that hold GPUs without using them.", section=POOL),
     "node": LazyCommand(target=f"{_AT}.node:node", help="Machines of the pool.", section=POOL),
     "admin": LazyCommand(target=f"{_AT}.admin:admin", help="Users, teams and tokens.", section=POOL),
 }

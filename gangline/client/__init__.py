@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Cause,
         Checkpoint,
         Gap,
+        Hold,
         Job,
         JobEvent,
         LogLine,
@@ -37,11 +38,15 @@ if TYPE_CHECKING:
         Node,
         NodeGPU,
         Progress,
+        QueuedJob,
+        QueuePage,
         Reason,
         Resources,
         Series,
+        StartRange,
         Why,
     )
+    from gangline.client.pool_models import IdleHolder, Overview, Usage, UsageRow
 
 __all__ = [
     "Attempt",
@@ -51,6 +56,8 @@ __all__ = [
     "Client",
     "GanglineError",
     "Gap",
+    "Hold",
+    "IdleHolder",
     "InvalidRequest",
     "InvalidSpec",
     "Job",
@@ -63,14 +70,20 @@ __all__ = [
     "NodeGPU",
     "NotAllowed",
     "NotFound",
+    "Overview",
     "Progress",
+    "QueuePage",
+    "QueuedJob",
     "Reason",
     "Refused",
     "Resources",
     "Series",
     "ServerFailed",
+    "StartRange",
     "TimedOut",
     "Unreachable",
+    "Usage",
+    "UsageRow",
     "Why",
 ]
 
@@ -93,6 +106,7 @@ _HOMES = {
         "Cause",
         "Checkpoint",
         "Gap",
+        "Hold",
         "Job",
         "JobEvent",
         "LogLine",
@@ -107,6 +121,7 @@ _HOMES = {
         "Series",
         "Why",
     ),
+    "pool_models": ("IdleHolder", "Overview", "Usage", "UsageRow"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Users, teams and tokens. Part of `Client`.
+"""Users, teams, what they may hold, and tokens. Part of `Client`.
 
 A user sees and makes their own tokens; everything else needs an admin. Not for: jobs.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gangline.client.base import BaseClient, items_of, segment
+from gangline.client.http import Call
 
 
 class AdminCalls(BaseClient):
@@ -40,6 +41,26 @@ class AdminCalls(BaseClient):
     def remove_member(self, team: str, user: str) -> None:
         """Take a user out of a team."""
         self.delete(f"/teams/{segment(team)}/members/{segment(user)}")
+
+    def set_quota(self, team: str, **changes: int | None) -> dict[str, Any]:
+        """Set `quota_gpus`, `quota_nodes` and `cap_gpus` of a team: None for none, what is not given stays.
+
+        The answer has all three, and `warnings` where the teams' quotas add up to more than the pool has.
+        """
+        return _object(self.post(f"/teams/{segment(team)}/quota", changes))
+
+    def set_user_cap(self, user: str, cap_gpus: int | None) -> dict[str, Any]:
+        """Set the most GPUs that a user's jobs hold at once; None for no cap."""
+        return _object(self.post(f"/users/{segment(user)}/cap", {"cap_gpus": cap_gpus}))
+
+    def grant_priority(self, user: str) -> None:
+        """Let a user give jobs the priority top."""
+        self.put(f"/users/{segment(user)}/top-priority")
+
+    def revoke_priority(self, user: str) -> dict[str, Any]:
+        """Take the priority top back from a user; the answer's `jobs_at_top` still have it."""
+        call = Call(method="DELETE", path=f"/users/{segment(user)}/top-priority")
+        return _object(self.transport.json(call))
 
     def tokens(self) -> list[dict[str, Any]]:
         """Tokens (never their secret part): one's own, an admin sees all."""

@@ -27,7 +27,8 @@ from gangline.client.follow import PATIENCE_SECONDS, PAUSES_SECONDS
 from gangline.client.http import Call
 from gangline.client.job_file import JobFile, folder_to_pack, missing_script, read_job_file, with_bundle
 from gangline.client.log_calls import LogCalls
-from gangline.client.models import Checkpoint, Job, JobEvent, LogLine, Me, Metrics, Node, Why, build
+from gangline.client.models import Checkpoint, Job, JobEvent, LogLine, Me, Metrics, Node, QueuePage, Why, build
+from gangline.client.pool_calls import PoolCalls
 from gangline.client.references import ById, ByName, parse_reference
 from gangline.protocol.names import IDEMPOTENCY_HEADER
 
@@ -44,7 +45,7 @@ JobRef = int | str | Job
 Overrides = Mapping[str, Any] | tuple[tuple[str, str], ...] | None
 
 
-class Client(LogCalls, AdminCalls):
+class Client(LogCalls, AdminCalls, PoolCalls):
     """A connection to one server as one user. Safe to use from one thread at a time."""
 
     # --- Submitting ------------------------------------------------------------------------------------------------
@@ -184,9 +185,16 @@ class Client(LogCalls, AdminCalls):
             if limit is not None and count + 1 >= limit:
                 return
 
-    def why(self, ref: JobRef) -> Why:
-        """Why a job waits (or what its stop waits for), what is ahead of it, whether it can ever start."""
-        return build(Why, self.get(f"/jobs/{self.job_id(ref)}/why"))
+    def why(self, ref: JobRef, *, variants: bool = False) -> Why:
+        """Why a job waits (or what its stop waits for), what is ahead of it, when it starts, if it ever can.
+
+        `variants`: also what it could ask for to start sooner.
+        """
+        return build(Why, self.get(f"/jobs/{self.job_id(ref)}/why", variants="true" if variants else None))
+
+    def queue(self, *, after: int = 0, limit: int = 50) -> QueuePage:
+        """The waiting jobs in the order of the policy, from after a position."""
+        return build(QueuePage, self.get("/queue", after=after or None, limit=limit))
 
     def events(self, ref: JobRef, *, after: int = 0) -> Iterator[JobEvent]:
         """A job's history, oldest first, page by page; only entries with an id above `after`."""
@@ -241,6 +249,29 @@ class Client(LogCalls, AdminCalls):
         Raises Refused for a job that has ended, is stopping for another reason, or waits already.
         """
         return self._job(self.post(f"/jobs/{self.job_id(ref)}/requeue", {"reason": reason, "from_start": from_start}))
+
+    def extend(self, ref: JobRef, seconds: float) -> Job:
+        """Give a job more time: its limit is `seconds` in all from now on, as counted from the start of an attempt.
+
+        Raises Refused where it breaks what another job was promised, for less time than a running job has, and for a
+        job that has ended or has no limit.
+        """
+        return self._job(self.post(f"/jobs/{self.job_id(ref)}/limit", {"seconds": seconds}, key=new_key()))
+
+    def hold(self, ref: JobRef, *, reason: str = "") -> Job:
+        """Keep a job from starting until it is released; a running one goes on and does not start again once it stops.
+
+        Doing it again changes nothing. Raises Refused for a job that has ended.
+        """
+        return self._job(self.post(f"/jobs/{self.job_id(ref)}/hold", {"reason": reason}, key=new_key()))
+
+    def release(self, ref: JobRef) -> Job:
+        """Let a held job take its turn. Raises NotAllowed when an admin holds it and the caller is none."""
+        return self._job(self.post(f"/jobs/{self.job_id(ref)}/release", {}, key=new_key()))
+
+    def set_priority(self, ref: JobRef, priority: int | str) -> Job:
+        """Change a job's priority: `low`, `normal`, `high`, -100 to 100, or `top` for whom an admin has granted it."""
+        return self._job(self.post(f"/jobs/{self.job_id(ref)}/priority", {"priority": priority}, key=new_key()))
 
     def poll(self, job: Job, hold_seconds: float) -> Job:
         """`job` as soon as it has changed, or as it is after `hold_seconds`."""

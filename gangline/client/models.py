@@ -80,6 +80,15 @@ class Reason:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hold:
+    """Who holds a job back, and why. `is_by_admin`: only an admin releases it."""
+
+    by: str = ""
+    is_by_admin: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ErrorRecord:
     """The exception that ended a rank."""
 
@@ -112,6 +121,8 @@ class Cause:
     exit_code: int | None = None
     signal: str | None = None
     error: ErrorRecord | None = None
+    stop_reason: str | None = None
+    """Why it was asked to stop, as its ranks could read it: a `StopIntent`; None: it was not asked."""
     note: str = ""
     ranks: tuple[RankEnd, ...] = ()
 
@@ -164,6 +175,9 @@ class Job:
     size: Size | None = None
     """Of its latest attempt; None before the first."""
     priority: int = 0
+    held: Hold | None = None
+    start_after: datetime | None = None
+    """In the zone that its owner wrote it in."""
     tags: dict[str, Any] = field(default_factory=dict)
     attempts: int = 0
     attempt: Attempt | None = None
@@ -206,6 +220,18 @@ class Job:
         """Have it start again from its last checkpoint (`Client.requeue`)."""
         return self._client().requeue(self.id, reason=reason, from_start=from_start)
 
+    def hold(self, *, reason: str = "") -> Job:
+        """Keep it from starting until it is released (`Client.hold`)."""
+        return self._client().hold(self.id, reason=reason)
+
+    def release(self) -> Job:
+        """Let a held job take its turn (`Client.release`)."""
+        return self._client().release(self.id)
+
+    def set_priority(self, priority: int | str) -> Job:
+        """Change its priority (`Client.set_priority`)."""
+        return self._client().set_priority(self.id, priority)
+
     def logs(
         self, *, follow: bool = False, rank: int | str | None = None, tail: int | None = None
     ) -> Iterator[LogLine]:
@@ -244,6 +270,54 @@ class Ahead:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StartRange:
+    """When a waiting job starts: from `low` to `p90`, as likely before as after `p50`; all None where unknown."""
+
+    low: datetime | None = None
+    p50: datetime | None = None
+    p90: datetime | None = None
+    low_seconds: float | None = None
+    p50_seconds: float | None = None
+    p90_seconds: float | None = None
+    why_unknown: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotaStanding:
+    """What a team and a user hold of what they may hold, in GPUs; None: no bound."""
+
+    team: str = ""
+    held_gpus: int = 0
+    quota_gpus: int | None = None
+    cap_gpus: int | None = None
+    user_held_gpus: int = 0
+    user_cap_gpus: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartVariant:
+    """The same job asking for less, and when it would start. `kind`: `gpus`, `limit` or `gpu_type`."""
+
+    kind: str
+    value: str
+    text: str = ""
+    starts_in_seconds: float | None = None
+    would_stop: tuple[BlockingJob, ...] = ()
+    start: StartRange | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitAdvice:
+    """What the user's own ended jobs say of the time limit asked for."""
+
+    text: str
+    limit_seconds: float
+    used_share: float | None = None
+    jobs: int = 0
+    gained_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Why:
     """Why a job is where it is."""
 
@@ -253,6 +327,46 @@ class Why:
     ahead: Ahead = Ahead()
     can_ever_start: bool = True
     estimated_start: datetime | None = None
+    start: StartRange | None = None
+    """None from a server that does not foretell, and of a job that does not wait."""
+    position: int | None = None
+    left_seconds: float | None = None
+    quota: QuotaStanding | None = None
+    variants: tuple[StartVariant, ...] = ()
+    advice: LimitAdvice | None = None
+    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedJob:
+    """A job of the queue. A private job of another team shows neither id nor owner."""
+
+    id: int | None = None
+    name: str = ""
+    owner: str | None = None
+    team: str = ""
+    state: str = ""
+    gpus: int = 0
+    min_gpus: int | None = None
+    position: int | None = None
+    """From 1 in the order of the policy; None while something holds it back."""
+    left_seconds: float | None = None
+    """Of run that it is expected to need."""
+    waiting_since: datetime | None = None
+    reason: Reason | None = None
+    start: StartRange | None = None
+    """None beyond the first jobs of a page."""
+    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePage:
+    """A part of the queue. `next`: the position to go on from."""
+
+    policy: str = ""
+    count: int = 0
+    items: tuple[QueuedJob, ...] = ()
+    next: int | None = None
     raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -337,8 +451,13 @@ class NodeGPU:
     model: str | None = None
     memory_bytes: int | None = None
     job_id: int | None = None
+    owner: str | None = None
     held: bool = False
     quarantined: str | None = None
+    utilisation: float | None = None
+    """Share of the time in which it works, 0 to 1; None: not known."""
+    memory_used_bytes: int | None = None
+    idle_since: datetime | None = None
 
     @property
     def is_free(self) -> bool:
@@ -357,6 +476,10 @@ class Node:
     memory_bytes: int | None = None
     gpus: tuple[NodeGPU, ...] = ()
     cordoned: str | None = None
+    """Why it gets no new work; None: it does."""
+    cordon_until: datetime | None = None
+    draining: bool = False
+    labels: dict[str, Any] = field(default_factory=dict)
     last_heartbeat_at: datetime | None = None
     version: str | None = None
     raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)

@@ -120,6 +120,8 @@ class Directive:
     version: int
     stop: StopOrder | None = None
     rendezvous: Rendezvous | None = None
+    time_limit_seconds: float | None = None
+    """The job's time limit by now, in place of the launch plan's. None: nothing new is known of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,9 @@ class StopIntent(StrEnum):
     """Why an attempt is asked to stop. Carried as data to every rank (stop file), never guessed from a signal."""
 
     CANCEL = "cancel"
+    """By its owner."""
+    ADMIN_STOP = "admin_stop"
+    """By an admin, of somebody else's job."""
     TIME_LIMIT = "time_limit"
     PEER_FAILURE = "peer_failure"
     """Another rank of the gang failed, or its node was lost."""

@@ -28,6 +28,7 @@ from service.api.deps import (
 from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.db.tables import attempts, jobs
+from service.domain.gpu_use import GPUSample
 from service.domain.spec import JobSpec
 from service.errors import InvalidRequest, NotFound
 from service.operations import report_attempt
@@ -88,10 +89,24 @@ def _heartbeat(body: dict[str, Any]) -> Heartbeat:
             attempts=frozenset(int(attempt) for attempt in body["attempts"]),
             process_sets=frozenset(int(attempt) for attempt in body["process_sets"]),
             shared_folder_id=_folder_id(inventory.get("shared_folder_id")),
+            gpu_use=tuple(
+                GPUSample(
+                    index=int(use["index"]),
+                    utilisation=min(1.0, max(0.0, float(use["utilisation"]))),
+                    memory_bytes=_memory(use["memory_bytes"]),
+                )
+                for use in body.get("gpu_use") or ()
+            ),
             quarantined={str(uuid): str(why) for uuid, why in dict(body.get("quarantined") or {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidRequest(f"not a heartbeat: {type(error).__name__} {error}") from error
+
+
+def _memory(value: Any) -> int:
+    if not 0 <= int(value) <= MAX_ID:
+        raise ValueError(f"memory_bytes {str(value)[:50]}")
+    return int(value)
 
 
 def _folder_id(value: Any) -> str | None:

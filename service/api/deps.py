@@ -24,6 +24,7 @@ from service.events.dispatcher import HintHealth
 from service.operations.commit_submissions import SubmissionCommitter
 from service.operations.report_attempt import Part
 from service.operations.submit_job import PoolShapes
+from service.scheduler.held_world import HeldWorld
 from service.settings import Settings
 from service.storage.bundles import BundleFiles
 from service.storage.streams import StreamFiles
@@ -42,6 +43,7 @@ class AppState:
     streams: StreamFiles
     bundles: BundleFiles
     hints: HintHealth
+    held: HeldWorld
     pool_id: str
     version: str
 
@@ -90,7 +92,9 @@ def caller(action: Action) -> Callable[[Request], Coroutine[Any, Any, Principal]
     return dependency
 
 
-_JOB_ACTIONS = frozenset({Action.JOB_SEE, Action.JOB_READ, Action.JOB_CANCEL, Action.JOB_REQUEUE})
+_JOB_ACTIONS = frozenset(
+    {Action.JOB_SEE, Action.JOB_READ, Action.JOB_CANCEL, Action.JOB_REQUEUE, Action.JOB_EXTEND, Action.JOB_TURN}
+)
 
 
 async def node_caller(request: Request) -> Row[Any]:

@@ -53,6 +53,8 @@ def list_users(state: State, principal: Admin) -> Response:
             "name": row.name,
             "admin": row.is_admin,
             "teams": in_teams[row.id],
+            "cap_gpus": row.cap_gpus,
+            "top_priority": row.may_use_top_priority,
             "created_at": rfc3339(row.created_at),
             "disabled_at": rfc3339(row.disabled_at),
         }
@@ -92,7 +94,7 @@ def list_teams(state: State, principal: Anybody) -> Response:
         ):
             members[team_id].append(name)
         rows = connection.execute(select(teams).order_by(teams.c.name)).all()
-    return json_response({"items": [{"name": row.name, "members": members[row.id]} for row in rows]})
+    return json_response({"items": [_team_json(row, members[row.id]) for row in rows]})
 
 
 @router.post("/teams", status_code=201)
@@ -159,6 +161,11 @@ def delete_token(state: State, principal: Anybody, token_id: RowId) -> Response:
     manage_identity.revoke_token(state.database, token_id=token_id, only_user_id=only, actor=principal.name)
     state.principals.forget()
     return json_response({"id": token_id, "revoked": True})
+
+
+def _team_json(row: Row[Any], members: list[str]) -> dict[str, Any]:
+    limits = {name: getattr(row, name) for name in ("quota_gpus", "quota_nodes", "cap_gpus")}
+    return {"name": row.name, "members": members, **limits}
 
 
 def _token_json(row: Row[Any], user: str) -> dict[str, Any]:

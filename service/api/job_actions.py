@@ -9,6 +9,7 @@ from sqlalchemy import select
 from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
+from gangline.protocol.outcomes import StopIntent
 from service.api.deps import JsonBody, State, allowed_job, caller, json_response
 from service.api.job_json import checkpoint_json
 from service.api.jobs import show_job
@@ -17,7 +18,9 @@ from service.auth.principals import Principal
 from service.db.tables import attempts, checkpoints
 from service.errors import InvalidRequest
 from service.operations.cancel_job import cancel_job
+from service.operations.extend_limit import extend_limit
 from service.operations.requeue_job import requeue_job
+from service.schemas.units import MAX_SECONDS
 
 router = APIRouter(prefix=f"{API_PREFIX}/jobs")
 
@@ -64,6 +67,20 @@ def post_requeue(
     return json_response(show_job(state, principal, job_id), 202)
 
 
+@router.post("/{job_id}/limit")
+def post_limit(
+    state: State, principal: Annotated[Principal, Depends(caller(Action.JOB_EXTEND))], job_id: int, body: JsonBody
+) -> Response:
+    """Change the time limit of a job: `seconds` is the total from then on. Refused where it breaks a promise."""
+    seconds = body.get("seconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
+        raise InvalidRequest(f"seconds must be a number above 0 and at most {MAX_SECONDS:g}: all that the job may run")
+    with state.database.read() as connection:
+        allowed_job(connection, principal, job_id, Action.JOB_EXTEND)
+    extend_limit(state.database, state.settings, job_id, seconds=float(seconds), actor=principal.name)
+    return json_response(show_job(state, principal, job_id))
+
+
 def _reason(body: dict[str, Any]) -> str:
     reason = body.get("reason", "")
     if not isinstance(reason, str) or len(reason) > 1000:
@@ -78,12 +95,13 @@ def post_cancel(
     """Cancel a job. Again, or after its end, changes nothing."""
     reason = _reason(body)
     with state.database.read() as connection:
-        allowed_job(connection, principal, job_id, Action.JOB_CANCEL)
+        job = allowed_job(connection, principal, job_id, Action.JOB_CANCEL)
     is_accepted = cancel_job(
         state.database,
         job_id,
         actor=principal.name,
         reason=reason,
         settle_seconds=state.settings.settle_seconds,
+        intent=StopIntent.CANCEL if principal.user_id == job.owner_id else StopIntent.ADMIN_STOP,
     )
     return json_response(show_job(state, principal, job_id), 202 if is_accepted else 200)

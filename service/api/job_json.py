@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, func, select
@@ -13,7 +14,9 @@ from gangline.protocol.launch import encode
 from service.clock import rfc3339
 from service.db.tables import allocations, attempt_nodes, attempts, checkpoints, nodes
 from service.domain.gang_layout import layouts_from_json
+from service.domain.hold import Hold
 from service.domain.progress import Progress
+from service.domain.start_time import shown_in_zone
 from service.domain.states import AttemptState
 from trainer.plan.planning import Planned
 
@@ -61,6 +64,7 @@ def job_json(
         "processes_per_node": row.processes_per_node,
         "size": size,
         "priority": row.priority,
+        **turn_json(row),
         "tags": json.loads(row.tags) if is_insider else {},
         "attempts": row.num_attempts,
         "attempt": attempt,
@@ -74,6 +78,13 @@ def job_json(
         "version": row.version,
         "spec": json.loads(row.spec) if is_insider and is_whole else None,
     }
+
+
+def turn_json(row: Any) -> dict[str, Any]:
+    """What its owner or an admin said of its turn."""
+    hold = Hold.from_json(row.hold_reason)
+    shown = None if row.start_after is None else shown_in_zone(row.start_after, row.start_zone or "UTC")
+    return {"held": None if hold is None else asdict(hold), "start_after": shown}
 
 
 def resources_json(num_nodes: int, gpus_per_node: int, min_gpus: int | None, gpu_type: str | None) -> dict[str, Any]:
@@ -193,6 +204,8 @@ def _attempt_json(row: Row[Any], shares: dict[int, list[dict[str, Any]]]) -> dic
         "state": row.state,
         "nodes": [{key: value for key, value in part.items() if key != "held_gpu_seconds"} for part in parts],
         "held_gpu_seconds": round(sum(part["held_gpu_seconds"] for part in parts), 3),
+        "stop_reason": row.stop_intent,
+        "stop_requested_at": rfc3339(row.stop_requested_at),
     }
 
 

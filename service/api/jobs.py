@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
-from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Row, func, or_, select, tuple_
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -33,31 +33,24 @@ from service.api.deps import (
 from service.api.job_json import (
     Latest,
     job_json,
-    least_gpus,
     load_attempts,
     load_newest_checkpoints,
     plan_json,
     resources_json,
 )
+from service.api.start_json import dry_run_json
 from service.auth.permissions import Action, may_read
 from service.auth.principals import Principal
 from service.clock import rfc3339
-from service.db.tables import attempts, events, jobs, teams, users
-from service.domain.gang_layout import fixed_layout
+from service.db.tables import events, jobs, teams, users
 from service.domain.spec import JobSpec, ResolvedGang
-from service.domain.states import AttemptState
 from service.errors import InvalidRequest
 from service.operations.submit_job import (
-    SUBMITTED,
-    Submission,
     check_submission,
     replay,
     request_hash,
     submit_job,
 )
-from service.scheduler.load_world import load_waiting, load_world
-from service.scheduler.plan import Place, plan
-from service.scheduler.world import WaitingJob, World, queue_order
 from service.schemas.parse_spec import parse_spec
 
 router = APIRouter(prefix=f"{API_PREFIX}/jobs")
@@ -97,7 +90,7 @@ def post_job(
                 "resources": _resolved_json(spec, gang),
                 "processes_per_node": gang.processes_per_node,
                 "plan": None if submission.training is None else plan_json(submission.training),
-                "reason": _would_wait(state, submission),
+                **dry_run_json(state, principal, submission),
             }
         )
 
@@ -137,28 +130,6 @@ def _resolved_json(spec: JobSpec, gang: ResolvedGang) -> dict[str, Any]:
     least = sizes[-1] if sizes else None
     told = resources_json(gang.num_nodes, gang.gpus_per_node, least, spec.resources.gpu_type)
     return {**told, "sizes": sizes or None}
-
-
-def _would_wait(state: AppState, submission: Submission) -> dict[str, str] | None:
-    """Why the job would wait if it were submitted now; None when it would start at once."""
-    gang, spec = submission.gang, submission.spec
-    with state.database.read() as connection:
-        now = state.database.now(connection)
-        world, _ = load_world(connection, now, state.settings)
-    newcomer = WaitingJob(
-        id=2**62,
-        team_id=submission.team_id,
-        priority=spec.priority,
-        submitted_at=now,
-        layouts=gang.layouts
-        or fixed_layout(gang.num_nodes, gang.gpus_per_node, gang.processes_per_node, gang.cpus_per_node),
-        gpu_type=spec.resources.gpu_type,
-        memory_bytes_per_node=gang.memory_bytes_per_node,
-    )
-    decided = plan(World(nodes=world.nodes, waiting=(*world.waiting, newcomer)), now)
-    if any(isinstance(place, Place) and place.job_id == newcomer.id for place in decided.places):
-        return None
-    return next(wait.reason.to_json() for wait in decided.waits if wait.job_id == newcomer.id)
 
 
 @router.get("")
@@ -283,64 +254,6 @@ def show_job(state: AppState, principal: Principal, job_id: int) -> dict[str, An
             is_insider=may_read(principal, job_facts(row)),
             is_whole=True,
         )
-
-
-@router.get("/{job_id}/why")
-def get_why(state: State, principal: Annotated[Principal, Depends(caller(Action.JOB_SEE))], job_id: int) -> Response:
-    """Why the job waits: the reason, what is ahead of it, whether it can ever start."""
-    with state.database.read() as connection:
-        row = allowed_job(connection, principal, job_id, Action.JOB_SEE)
-        ahead = _ahead(connection, principal, row) if row.state == JobState.WAITING else {"count": 0, "jobs": []}
-    reason = json.loads(row.reason) if row.reason else None
-    if reason is None and row.state == JobState.WAITING:
-        reason = SUBMITTED.to_json()
-    return json_response(
-        {
-            "id": row.id,
-            "state": row.state,
-            "reason": reason,
-            "ahead": ahead,
-            "can_ever_start": row.state == JobState.WAITING and (reason or {}).get("code") != "never_fits",
-            "estimated_start": None,
-        }
-    )
-
-
-AHEAD_SHOWN = 20
-
-
-def _ahead(connection: Connection, principal: Principal, row: Row[Any]) -> dict[str, Any]:
-    """The jobs before it in the queue's order, then those that hold GPUs; as many of each as are worth showing."""
-    order = [job.id for job in queue_order(load_waiting(connection)[0])]
-    before = order[: order.index(row.id)] if row.id in order else []
-    shown = {other.id: other for other in connection.execute(JOB_ROW.where(jobs.c.id.in_(before[-AHEAD_SHOWN:])))}
-    holders = connection.execute(
-        JOB_ROW.where(jobs.c.state.in_([JobState.RUNNING, JobState.STARTING, JobState.STOPPING]))
-        .order_by(jobs.c.started_at)
-        .limit(AHEAD_SHOWN)
-    ).all()
-    waiting = [shown[job_id] for job_id in before[-AHEAD_SHOWN:] if job_id in shown]
-    held = {
-        attempt.job_id: attempt.num_nodes * attempt.gpus_per_node
-        for attempt in connection.execute(
-            select(attempts.c.job_id, attempts.c.num_nodes, attempts.c.gpus_per_node).where(
-                attempts.c.job_id.in_([row.id for row in holders]), attempts.c.state != AttemptState.ENDED
-            )
-        )
-    }
-    faces = [_face(principal, other, held.get(other.id)) for other in [*waiting, *holders]]
-    return {"count": len(before), "jobs": faces}
-
-
-def _face(principal: Principal, row: Row[Any], held: int | None) -> dict[str, Any]:
-    """A job as anybody may see it: a private one only as such. `held`: the GPUs that it has now, None: it waits."""
-    if held is not None:
-        facts = {"state": row.state, "gpus": held, "min_gpus": None}
-    else:
-        facts = {"state": row.state, "gpus": row.num_nodes * row.gpus_per_node, "min_gpus": least_gpus(row.layouts)}
-    if row.is_private and not may_read(principal, job_facts(row)):
-        return {"id": None, "name": f"a private job of team {row.team}", "owner": None, **facts}
-    return {"id": row.id, "name": row.name, "owner": row.owner, **facts}
 
 
 @router.get("/{job_id}/events")

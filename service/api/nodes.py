@@ -1,92 +1,203 @@
-"""Routes of the pool: its nodes, their GPUs and who holds them; an admin's word that a silent node is off."""
+"""Routes of the pool: its nodes, their GPUs and who holds them; what an admin says of a node.
+
+An admin cordons, drains, resumes and labels a node, or says that a silent one is off. Each is told in an event.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
-from sqlalchemy import select
+from sqlalchemy import Connection, Row, select
 from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
-from service.api.deps import State, caller, json_response
+from service.api.deps import AppState, JsonBody, State, caller, json_response
+from service.api.times import end_given
 from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.clock import rfc3339
-from service.db.tables import allocations, attempt_nodes, attempts, gpus, jobs, nodes
+from service.db.tables import allocations, attempt_nodes, attempts, gpu_use, gpus, jobs, nodes, users
+from service.domain.text import problem_with_characters
+from service.errors import InvalidRequest, NotFound
+from service.operations.cordon_node import cordon_node, resume_node
+from service.operations.drain_node import drain_node
+from service.operations.label_node import label_node
 from service.operations.release_node import release_node
 
 router = APIRouter(prefix=f"{API_PREFIX}/nodes")
+Admin = Annotated[Principal, Depends(caller(Action.ADMINISTER))]
+MAX_REASON_LENGTH = 500
 
 
 @router.get("")
 def list_nodes(state: State, principal: Annotated[Principal, Depends(caller(Action.POOL_SEE))]) -> Response:
     """All nodes. A GPU held by a private job of another team shows as held, without the job."""
     with state.database.read() as connection:
-        holders = {
-            (row.node_id, row.gpu_index): row
-            for row in connection.execute(
-                select(
-                    allocations.c.node_id,
-                    allocations.c.gpu_index,
-                    jobs.c.id.label("job_id"),
-                    jobs.c.is_private,
-                    jobs.c.owner_id,
-                    jobs.c.team_id,
-                )
-                .join(attempt_nodes, attempt_nodes.c.id == allocations.c.attempt_node_id)
-                .join(attempts, attempts.c.id == attempt_nodes.c.attempt_id)
-                .join(jobs, jobs.c.id == attempts.c.job_id)
-                .where(allocations.c.released_at.is_(None))
-            )
-        }
-        devices: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-        for gpu in connection.execute(select(gpus).where(gpus.c.removed_at.is_(None)).order_by(gpus.c.gpu_index)):
-            holder = holders.get((gpu.node_id, gpu.gpu_index))
-            devices[gpu.node_id].append(
-                {
-                    "index": gpu.gpu_index,
-                    "uuid": gpu.uuid,
-                    "kind": gpu.kind,
-                    "model": gpu.model,
-                    "memory_bytes": gpu.memory_bytes,
-                    "job_id": holder.job_id if holder and _may_name(principal, holder) else None,
-                    "held": holder is not None,
-                    "quarantined": gpu.quarantine_reason,
-                }
-            )
-        rows = connection.execute(select(nodes).order_by(nodes.c.name)).all()
-    return json_response(
-        {
-            "items": [
-                {
-                    "name": node.name,
-                    "state": node.state,
-                    "address": node.address,
-                    "cpus": node.cpus,
-                    "memory_bytes": node.memory_bytes,
-                    "gpus": devices[node.id],
-                    "cordoned": node.cordon_reason,
-                    "shared_folder_id": node.shared_folder_id,
-                    "last_heartbeat_at": rfc3339(node.last_heartbeat_at),
-                    "version": node.agent_version,
-                }
-                for node in rows
-            ]
-        }
+        return json_response({"items": nodes_json(connection, principal)})
+
+
+def nodes_json(connection: Connection, principal: Principal) -> list[dict[str, Any]]:
+    """All nodes by name, with what each GPU is used for and how much, as this principal may see it."""
+    holders = {(row.node_id, row.gpu_index): row for row in connection.execute(_HOLDERS)}
+    devices: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for gpu in connection.execute(_GPUS):
+        devices[gpu.node_id].append(_gpu_json(gpu, holders.get((gpu.node_id, gpu.gpu_index)), principal))
+    return [_node_json(node, devices[node.id]) for node in connection.execute(select(nodes).order_by(nodes.c.name))]
+
+
+_HOLDERS = (
+    select(
+        allocations.c.node_id,
+        allocations.c.gpu_index,
+        jobs.c.id.label("job_id"),
+        jobs.c.is_private,
+        jobs.c.owner_id,
+        jobs.c.team_id,
+        users.c.name.label("owner"),
     )
+    .join(attempt_nodes, attempt_nodes.c.id == allocations.c.attempt_node_id)
+    .join(attempts, attempts.c.id == attempt_nodes.c.attempt_id)
+    .join(jobs, jobs.c.id == attempts.c.job_id)
+    .join(users, users.c.id == jobs.c.owner_id)
+    .where(allocations.c.released_at.is_(None))
+)
+_GPUS = (
+    select(gpus, gpu_use.c.utilisation, gpu_use.c.memory_bytes.label("memory_used_bytes"), gpu_use.c.idle_since)
+    .join(gpu_use, (gpu_use.c.node_id == gpus.c.node_id) & (gpu_use.c.gpu_index == gpus.c.gpu_index), isouter=True)
+    .where(gpus.c.removed_at.is_(None))
+    .order_by(gpus.c.node_id, gpus.c.gpu_index)
+)
 
 
-@router.post("/{name}/release")
-def post_release(
-    state: State, principal: Annotated[Principal, Depends(caller(Action.ADMINISTER))], name: str
-) -> Response:
-    """Declare that nothing runs on a node that does not answer."""
-    num_ended = release_node(state.database, name=name, actor=principal.name)
-    return json_response({"name": name, "ended": num_ended})
+def _gpu_json(gpu: Any, holder: Any | None, principal: Principal) -> dict[str, Any]:
+    is_named = holder is not None and _may_name(principal, holder)
+    return {
+        "index": gpu.gpu_index,
+        "uuid": gpu.uuid,
+        "kind": gpu.kind,
+        "model": gpu.model,
+        "memory_bytes": gpu.memory_bytes,
+        "link_group": gpu.link_group,
+        "numa_node": gpu.numa_node,
+        "job_id": holder.job_id if holder and is_named else None,
+        "owner": holder.owner if holder and is_named else None,
+        "held": holder is not None,
+        "quarantined": gpu.quarantine_reason,
+        "utilisation": gpu.utilisation,
+        "memory_used_bytes": gpu.memory_used_bytes,
+        "idle_since": rfc3339(gpu.idle_since),
+    }
+
+
+def _node_json(node: Row[Any], devices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "state": node.state,
+        "address": node.address,
+        "cpus": node.cpus,
+        "memory_bytes": node.memory_bytes,
+        "gpus": devices,
+        "cordoned": node.cordon_reason,
+        "cordon_until": rfc3339(node.cordon_until),
+        "draining": node.is_draining,
+        "labels": json.loads(node.labels),
+        "shared_folder_id": node.shared_folder_id,
+        "last_heartbeat_at": rfc3339(node.last_heartbeat_at),
+        "version": node.agent_version,
+    }
 
 
 def _may_name(principal: Principal, holder: Any) -> bool:
     is_insider = principal.is_admin or principal.user_id == holder.owner_id or principal.is_member(holder.team_id)
     return is_insider or not holder.is_private
+
+
+# --- What an admin says ----------------------------------------------------------------------------------------------
+
+
+@router.post("/{name}/cordon")
+def post_cordon(state: State, principal: Admin, name: str, body: JsonBody) -> Response:
+    """Give a node no new work; what runs there runs on."""
+    _only(body, "reason", "until")
+    reason, until = _reason(body), _until(state, body)
+    cordon_node(state.database, name=name, reason=reason, until=until, actor=principal.name)
+    return json_response(_one(state, principal, name))
+
+
+@router.post("/{name}/drain")
+def post_drain(state: State, principal: Admin, name: str, body: JsonBody) -> Response:
+    """Give a node no new work, and move the jobs that resume elsewhere; with `now`, stop the others too."""
+    _only(body, "reason", "until", "now")
+    is_now = body.get("now", False)
+    if not isinstance(is_now, bool):
+        raise InvalidRequest("now must be true or false")
+    drained = drain_node(
+        state.database,
+        name=name,
+        reason=_reason(body),
+        until=_until(state, body),
+        is_now=is_now,
+        actor=principal.name,
+        settle_seconds=state.settings.settle_seconds,
+    )
+    node = _one(state, principal, name)
+    return json_response({**node, "stopped": drained.stopped, "going_on": drained.going_on})
+
+
+@router.post("/{name}/resume")
+def post_resume(state: State, principal: Admin, name: str) -> Response:
+    """Let a cordoned or draining node take work again. One that does already stays as it is."""
+    is_changed = resume_node(state.database, name=name, actor=principal.name)
+    return json_response({**_one(state, principal, name), "changed": is_changed})
+
+
+@router.post("/{name}/labels")
+def post_labels(state: State, principal: Admin, name: str, body: JsonBody) -> Response:
+    """Set labels of a node; null takes one away, those not named stay."""
+    _only(body, "labels", "reason")
+    changes = body.get("labels")
+    if not isinstance(changes, dict) or not changes:
+        raise InvalidRequest('labels must be an object such as {"switch": "leaf-3"}')
+    label_node(state.database, name=name, changes=changes, reason=_reason(body, is_needed=False), actor=principal.name)
+    return json_response(_one(state, principal, name))
+
+
+@router.post("/{name}/release")
+def post_release(state: State, principal: Admin, name: str) -> Response:
+    """Declare that nothing runs on a node that does not answer."""
+    num_ended = release_node(state.database, name=name, actor=principal.name)
+    return json_response({"name": name, "ended": num_ended})
+
+
+def _one(state: AppState, principal: Principal, name: str) -> dict[str, Any]:
+    with state.database.read() as connection:
+        found = [node for node in nodes_json(connection, principal) if node["name"] == name]
+    if not found:
+        raise NotFound(f"there is no node {name}", fix="Look it up: gang node ls.")
+    return found[0]
+
+
+def _only(body: dict[str, Any], *known: str) -> None:
+    if unknown := sorted(body.keys() - set(known)):
+        raise InvalidRequest(f"unknown keys: {', '.join(unknown)}", fix=f"Known keys: {', '.join(known)}.")
+
+
+def _reason(body: dict[str, Any], *, is_needed: bool = True) -> str:
+    reason = body.get("reason", "")
+    if not isinstance(reason, str) or len(reason) > MAX_REASON_LENGTH:
+        raise InvalidRequest(f"reason must be a text of at most {MAX_REASON_LENGTH} characters")
+    if (problem := problem_with_characters(reason)) is not None:
+        raise InvalidRequest(f"reason {problem}")
+    reason = reason.strip().removesuffix(".")
+    if is_needed and not reason:
+        raise InvalidRequest("reason is missing", fix="Say why: everybody whose job waits for the node reads it.")
+    return reason
+
+
+def _until(state: AppState, body: dict[str, Any]) -> float | None:
+    with state.database.read() as connection:
+        now = state.database.now(connection)
+    return end_given(body.get("until"), now)

@@ -26,12 +26,16 @@ class Action(StrEnum):
     """Its inside: spec, logs, metrics, traceback."""
     JOB_CANCEL = "job_cancel"
     JOB_REQUEUE = "job_requeue"
+    JOB_EXTEND = "job_extend"
+    """Change its time limit."""
+    JOB_TURN = "job_turn"
+    """Hold, release, and change the priority."""
     POOL_SEE = "pool_see"
     BUNDLE_WRITE = "bundle_write"
     OWN_TOKENS = "own_tokens"
     """List, make and revoke one's own tokens."""
     ADMINISTER = "administer"
-    """Users, teams, everybody's tokens."""
+    """Users, teams, what they may hold, everybody's tokens."""
     ENROL_NODE = "enrol_node"
 
 
@@ -70,6 +74,8 @@ RULES: Final[Mapping[Action, Callable[[Principal, JobFacts | None], bool]]] = {
     Action.JOB_READ: _insider,
     Action.JOB_CANCEL: _owner_or_admin,
     Action.JOB_REQUEUE: _owner_or_admin,
+    Action.JOB_EXTEND: _owner_or_admin,
+    Action.JOB_TURN: _owner_or_admin,
     Action.POOL_SEE: _anybody,
     Action.BUNDLE_WRITE: _anybody,
     Action.OWN_TOKENS: _anybody,

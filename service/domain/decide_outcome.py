@@ -46,8 +46,12 @@ class Cause:
     """Somebody other than the service stopped it."""
 
 
+CANCELS: Final = (StopIntent.CANCEL, StopIntent.ADMIN_STOP)
+"""Stops for good, at somebody's wish."""
+
 _INTENT_OUTCOMES: Final = {
     StopIntent.CANCEL: Outcome.CANCELLED,
+    StopIntent.ADMIN_STOP: Outcome.CANCELLED,
     StopIntent.TIME_LIMIT: Outcome.TIME_LIMIT,
     StopIntent.PREEMPT: Outcome.PREEMPTED,
     StopIntent.DRAIN: Outcome.PREEMPTED,
@@ -77,7 +81,7 @@ def decide_outcome(
     """
     note = _note(endings)
     result = common_result([ending.report for ending in endings]) if kind in TRAINED_KINDS else None
-    if result == "succeeded" and intent is not StopIntent.CANCEL:
+    if result == "succeeded" and intent not in CANCELS:
         # Finished on every node before anything else could matter: a stop that came late, or an abort in teardown.
         return Cause(outcome=Outcome.SUCCEEDED, detail="", exit_code=0, note=note)
     if intent in _INTENT_OUTCOMES and not (intent is StopIntent.TIME_LIMIT and not _any_stopped(endings)):

@@ -151,14 +151,22 @@ def retry_verdict(
     num_pool_retries: int,
     num_same: int = 0,
     is_unasked: bool = False,
+    goes_on_at_limit: bool = False,
+    has_checkpoint: bool = False,
 ) -> RetryVerdict:
     """Whether an attempt that ended with `outcome` is followed by another one. Pure.
 
     `exit_code` is that of the first failing rank; `num_charged` and `num_pool_retries` count the retries so far,
     `num_same` the job's earlier attempts with this very outcome. `is_unasked`: somebody other than the service stopped
-    it, which may go on for ever, so that it counts as the pool's fault does.
+    it, which may go on for ever, so that it counts as the pool's fault does. `goes_on_at_limit`: the job asks to go on
+    after its time limit; it does if it `has_checkpoint` of this attempt, so that it gets on each time.
     """
     rule = OUTCOME_RULES[outcome]
+    if outcome is Outcome.TIME_LIMIT and goes_on_at_limit:
+        if not has_checkpoint:
+            return _no_retry("on_time_limit: requeue, but it saved no checkpoint that it could go on from")
+        text = "it goes on from its checkpoint when its turn comes, as on_time_limit: requeue says"
+        return RetryVerdict(is_due=True, is_charged=False, is_pool_retry=False, delay_seconds=0.0, text=text)
     if rule.is_retried:
         is_pool_retry = rule.fault is Fault.POOL or is_unasked
         if is_pool_retry and num_pool_retries >= POOL_RETRY_LIMIT:

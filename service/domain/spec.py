@@ -6,13 +6,16 @@ Pure data and pure functions. Not for: reading what users submit and saying what
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final
 
 from gangline.protocol.launch import decode
 from service.domain.gang_layout import GangLayout, equal_shares, most_compact
+from service.domain.misfit import DoesNotFit, explain_misfit, literal_layout, nodes_fitting
+from service.domain.node_shapes import NodeShape, usable_shapes
+from service.domain.node_shapes import gpu_type_matches as gpu_type_matches
 from trainer.plan.training_plan import TrainingSpec
 
 ANY_GPU: Final = "any"
@@ -57,6 +60,12 @@ class ResourceSpec:
     min_gpus: int | None = None
     """The least that it runs on, of a job that runs on whatever number is free; None: on one number only."""
     gpu_type: str | None = None
+    gpu_memory_bytes: int | None = None
+    """Least memory of each GPU."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """That each of its nodes must have, with these values."""
+    exclusive: bool = False
+    """Whole nodes to itself, however few of their GPUs it uses."""
     cpus_per_node: float | None = None
     memory_bytes_per_node: int | None = None
     time_limit_seconds: float | None = None
@@ -69,6 +78,22 @@ class RetrySpec:
     max_retries: int = 0
     outcomes: tuple[str, ...] = ()
     exit_codes: tuple[int, ...] = ()
+
+
+class Condition(StrEnum):
+    """How a job that another one needs must have ended."""
+
+    OK = "ok"
+    ANY = "any"
+    NOT_OK = "not_ok"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependency:
+    """A job that must have ended before this one starts."""
+
+    job: int
+    condition: Condition = Condition.OK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +118,14 @@ class JobSpec:
     stop_grace_seconds: float = DEFAULT_STOP_GRACE_SECONDS
     tags: dict[str, str] = field(default_factory=dict)
     priority: int = 0
+    on_time_limit: str = "fail"
+    """`fail` or `requeue`."""
+    hold: bool = False
+    start_after: str | None = None
+    """ISO time with the offset that it has in `zone`."""
+    zone: str | None = None
+    """Zone to show `start_after` in: a name, or an offset such as `+01:00`."""
+    after: tuple[Dependency, ...] = ()
 
     def to_json(self) -> str:
         """Canonical JSON: the same spec is the same text. To be stored as text, not in a type that reformats it."""
@@ -118,6 +151,9 @@ class JobSpec:
                 ),
                 "training": None if training is None else decode(TrainingSpec, training),
                 "resources": ResourceSpec(**data.get("resources", {})),
+                "after": tuple(
+                    Dependency(job=one["job"], condition=Condition(one["condition"])) for one in data.get("after", ())
+                ),
                 "retry": RetrySpec(
                     **{
                         **retry,
@@ -135,20 +171,6 @@ class JobSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeShape:
-    """What a node has in all, whoever uses it now."""
-
-    name: str
-    num_gpus: int
-    gpu_types: frozenset[str]
-    """Models as the node reports them, such as `NVIDIA H100 80GB HBM3`."""
-    gpu_memory_bytes: int | None = None
-    """Of its smallest GPU; None: it has CPU slots, or does not say."""
-    cpus: float
-    memory_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class ResolvedGang:
     """The gang to place: the same share on each of `num_nodes` nodes. Of a job with a range of GPUs, the largest."""
 
@@ -162,36 +184,6 @@ class ResolvedGang:
     """Of a job with a range of GPUs: all that it may start on, the largest first. (): only the one above."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoesNotFit:
-    """No set of the pool's nodes could ever hold the job, even if all were idle."""
-
-    message: str
-    fix: str
-
-
-def gpu_type_matches(asked: str | None, gpu_types: frozenset[str]) -> bool:
-    """Whether a node with `gpu_types` has the type asked for (None: any).
-
-    Compared by whole words without regard to case: `A100` is in `NVIDIA A100-SXM4-80GB`, `A10` is not.
-    """
-    if asked is None:
-        return True
-    words = _words(asked)
-    return any(words in _words(gpu_type) for gpu_type in gpu_types)
-
-
-def least_gpu_memory(asked: str | None, shapes: Sequence[NodeShape]) -> int | None:
-    """Memory of the smallest GPU that a job for GPUs of type `asked` may get; None: not known of all of them."""
-    able = [shape.gpu_memory_bytes for shape in shapes if shape.num_gpus and gpu_type_matches(asked, shape.gpu_types)]
-    known = [one for one in able if one is not None]
-    return min(known) if known and len(known) == len(able) else None
-
-
-def _words(text: str) -> str:
-    return " " + " ".join(re.findall(r"\w+", text.casefold())) + " "
-
-
 def resolve_gang(spec: JobSpec, node_shapes: Sequence[NodeShape]) -> ResolvedGang | DoesNotFit:
     """The gang of a job in a pool of these nodes.
 
@@ -200,19 +192,22 @@ def resolve_gang(spec: JobSpec, node_shapes: Sequence[NodeShape]) -> ResolvedGan
     jobs may be submitted before nodes join.
     """
     asked = spec.resources
+    usable = usable_shapes(node_shapes, asked.labels, asked.gpu_memory_bytes)
+    if not usable and node_shapes:
+        return explain_misfit(asked, node_shapes)
     if asked.min_gpus is not None:
-        return gang_of(spec, most_compact(_elastic_layouts(spec, node_shapes))) or _explain_misfit(asked, node_shapes)
+        return gang_of(spec, most_compact(_elastic_layouts(spec, usable))) or explain_misfit(asked, node_shapes)
     if not node_shapes:
-        num_nodes, gpus = _literal_layout(asked)
+        num_nodes, gpus = literal_layout(asked)
         return _gang(spec, num_nodes, gpus, cpus_available=None)
-    layouts = _possible_layouts(asked, len(node_shapes))
+    layouts = _possible_layouts(asked, len(usable))
     for num_nodes, gpus in layouts:
-        fitting = _fitting(node_shapes, asked, gpus)
+        fitting = nodes_fitting(usable, asked, gpus)
         if len(fitting) >= num_nodes:
             # Taken from the nodes with most CPUs, the share that all of them can give.
             cpus_available = sorted((shape.cpus for shape in fitting), reverse=True)[num_nodes - 1]
             return _gang(spec, num_nodes, gpus, cpus_available=cpus_available)
-    return _explain_misfit(asked, node_shapes)
+    return explain_misfit(asked, node_shapes)
 
 
 def gang_of(spec: JobSpec, layouts: Sequence[GangLayout]) -> ResolvedGang | None:
@@ -238,7 +233,7 @@ def _elastic_layouts(spec: JobSpec, shapes: Sequence[NodeShape]) -> list[GangLay
     largest_share = max(shape.num_gpus for shape in shapes)
     # CPUs of the nodes that can give a share of so many GPUs, the most first.
     cpus = {
-        share: sorted((shape.cpus for shape in _fitting(shapes, asked, share)), reverse=True)
+        share: sorted((shape.cpus for shape in nodes_fitting(shapes, asked, share)), reverse=True)
         for share in range(1, largest_share + 1)
     }
     return [
@@ -248,33 +243,11 @@ def _elastic_layouts(spec: JobSpec, shapes: Sequence[NodeShape]) -> list[GangLay
     ]
 
 
-def _literal_layout(asked: ResourceSpec) -> tuple[int, int]:
-    """(nodes, GPUs on each) from the numbers alone."""
-    total, num_nodes, gpus = asked.total_gpus, asked.num_nodes, asked.gpus_per_node
-    if gpus is None:
-        num_nodes = num_nodes or 1
-        return num_nodes, 1 if total is None else total // num_nodes
-    if num_nodes is None:
-        num_nodes = 1 if total is None or gpus == 0 else total // gpus
-    return num_nodes, gpus
-
-
 def _possible_layouts(asked: ResourceSpec, num_shapes: int) -> list[tuple[int, int]]:
     total = asked.total_gpus
     if total and asked.num_nodes is None and asked.gpus_per_node is None:
         return [(n, total // n) for n in range(1, min(total, num_shapes) + 1) if total % n == 0]
-    return [_literal_layout(asked)]
-
-
-def _fitting(shapes: Sequence[NodeShape], asked: ResourceSpec, gpus: int) -> list[NodeShape]:
-    return [
-        shape
-        for shape in shapes
-        if shape.num_gpus >= gpus
-        and (gpus == 0 or gpu_type_matches(asked.gpu_type, shape.gpu_types))
-        and shape.cpus >= (asked.cpus_per_node or 0)
-        and shape.memory_bytes >= (asked.memory_bytes_per_node or 0)
-    ]
+    return [literal_layout(asked)]
 
 
 def _gang(spec: JobSpec, num_nodes: int, gpus: int, *, cpus_available: float | None) -> ResolvedGang:
@@ -296,122 +269,3 @@ def _layout(spec: JobSpec, num_nodes: int, gpus: int, *, cpus_available: float |
     # A command runs once per node and brings its own launcher.
     processes = 1 if spec.run.kind == "command" else (spec.processes_per_node or max(1, gpus))
     return GangLayout(num_nodes=num_nodes, gpus_per_node=gpus, processes_per_node=processes, cpus_per_node=cpus)
-
-
-# --- Why it does not fit -------------------------------------------------------------------------------------------
-
-
-def _explain_misfit(asked: ResourceSpec, shapes: Sequence[NodeShape]) -> DoesNotFit:
-    """What was asked, the largest that would fit, and what to change. The first limit in the way is the one named."""
-    num_nodes, gpus = _literal_layout(asked)
-    is_total_only = bool(asked.total_gpus) and asked.num_nodes is None and asked.gpus_per_node is None
-    request = f"The job asks for {_describe(asked, num_nodes, gpus, is_total_only=is_total_only)}."
-    typed = [shape for shape in shapes if gpu_type_matches(asked.gpu_type, shape.gpu_types)] if gpus else list(shapes)
-    if not typed:
-        types = ", ".join(sorted({gpu_type for shape in shapes for gpu_type in shape.gpu_types})) or "no GPU at all"
-        return DoesNotFit(
-            message=f"{request} No node has a GPU of type {asked.gpu_type}; the pool has {types}.",
-            fix="Set resources.gpu to a type that the pool has, or leave it out.",
-        )
-    if is_total_only:
-        return _explain_total(asked, typed, request)
-    if num_nodes > len(typed):
-        return DoesNotFit(
-            message=f"{request} The pool has {_count(len(typed), 'such node' if asked.gpu_type else 'node')}.",
-            fix=f"Set resources.nodes to at most {len(typed)}.",
-        )
-    for name, wanted, of_shape, shown in (
-        ("gpus_per_node", gpus, _gpus_of, _plain),
-        ("cpus", asked.cpus_per_node or 0, _cpus_of, _plain),
-        ("memory", asked.memory_bytes_per_node or 0, _memory_of, _size),
-    ):
-        most = sorted((of_shape(shape) for shape in typed), reverse=True)[num_nodes - 1]
-        if most < wanted:
-            has = f"{_count(num_nodes, 'node')} of the pool can give at most {shown(most)} each"
-            fix = f"Set resources.{name} to at most {shown(most)}{_fewer_nodes(typed, of_shape, wanted)}."
-            if name == "gpus_per_node" and asked.gpus_per_node is None:
-                fix = f"Set resources.gpus to at most {shown(most * num_nodes)}."
-            return DoesNotFit(message=f"{request} Of resources.{name}, {has}.", fix=fix)
-        typed = [shape for shape in typed if of_shape(shape) >= wanted]
-    raise AssertionError("a job that does not fit has a limit in the way")
-
-
-def _explain_total(asked: ResourceSpec, typed: Sequence[NodeShape], request: str) -> DoesNotFit:
-    able = _fitting(typed, asked, 0)
-    if not able:
-        cpus, memory = max(map(_cpus_of, typed)), max(map(_memory_of, typed))
-        return DoesNotFit(
-            message=f"{request} The largest node has {_plain(cpus)} CPUs, the largest memory is {_size(memory)}.",
-            fix=f"Set resources.cpus to at most {_plain(cpus)} and resources.memory to at most {_size(memory)}.",
-        )
-    gpus_by_node = sorted((shape.num_gpus for shape in able), reverse=True)
-    most, nodes = max((gpus * n, -n) for n, gpus in enumerate(gpus_by_node, start=1))
-    layout = f"{_count(-nodes, 'node')} × {most // -nodes}"
-    least = asked.total_gpus if asked.min_gpus is None else asked.min_gpus
-    uneven = "" if (least or 0) > most else f", and {_plain_range(asked)} cannot be split evenly over them"
-    return DoesNotFit(
-        message=f"{request} The most that nodes can give in equal shares is {_count(most, 'GPU')} ({layout}){uneven}.",
-        fix=_total_fix(asked, most),
-    )
-
-
-def _total_fix(asked: ResourceSpec, most: int) -> str:
-    if asked.min_gpus is None or most == 0:
-        return f"Set resources.gpus to {most}, or to a smaller number that splits evenly."
-    if asked.min_gpus > most:
-        return f"Set resources.gpus.min to at most {most}."
-    return f"Set resources.gpus.max to at least {most}."
-
-
-def _plain_range(asked: ResourceSpec) -> str:
-    if asked.min_gpus in (None, asked.total_gpus):
-        return str(asked.total_gpus)
-    return f"{asked.min_gpus} to {asked.total_gpus}"
-
-
-def _fewer_nodes(shapes: Sequence[NodeShape], of_shape: Any, wanted: float) -> str:
-    able = sum(1 for shape in shapes if of_shape(shape) >= wanted)
-    return f", or resources.nodes to at most {able}" if able else ""
-
-
-def _describe(asked: ResourceSpec, num_nodes: int, gpus: int, *, is_total_only: bool) -> str:
-    of_type = f" of type {asked.gpu_type}" if asked.gpu_type and gpus else ""
-    if is_total_only:
-        number = _plain_range(asked)
-        parts = [f"{number} GPU{'' if number == '1' else 's'}{of_type}"]
-    else:
-        each = " each" if num_nodes > 1 else ""
-        parts = [f"{_count(num_nodes, 'node')} with {_count(gpus, 'GPU')}{of_type}{each}"]
-    if asked.cpus_per_node is not None:
-        parts.append(f"{_plain(asked.cpus_per_node)} CPUs on each node")
-    if asked.memory_bytes_per_node is not None:
-        parts.append(f"{_size(asked.memory_bytes_per_node)} of memory on each node")
-    return " and ".join(parts)
-
-
-def _gpus_of(shape: NodeShape) -> float:
-    return shape.num_gpus
-
-
-def _cpus_of(shape: NodeShape) -> float:
-    return shape.cpus
-
-
-def _memory_of(shape: NodeShape) -> float:
-    return shape.memory_bytes
-
-
-def _plain(number: float) -> str:
-    return f"{number:g}" if number < 1e6 else f"{number:.0f}"
-
-
-def _size(num_bytes: float) -> str:
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= size:
-            # Rounded down, so that the size shown is one that fits.
-            return f"{int(num_bytes * 10 // size) / 10:g}{unit}"
-    return f"{num_bytes:.0f}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from service.db.session import Write
@@ -32,6 +32,13 @@ MAX_NOTICES_TOLD: Final = 50
 """Notices that one job may leave among its events."""
 MAX_CHECKPOINTS_KNOWN: Final = 1_000
 """Rows of one job, removed ones too: older ones are forgotten, long after anything could resume from them."""
+
+
+_NOTE_CHECKPOINT = (
+    update(attempts)
+    .where(attempts.c.id == bindparam("attempt_id"), attempts.c.forgotten_at.is_(None))
+    .values(checkpointed_at=bindparam("now"))
+)
 
 
 def apply_trainer_events(tx: Write, attempt_id: int, reported: Sequence[TrainerEvent]) -> dict[str, int]:
@@ -88,6 +95,12 @@ def _accept(tx: Write, attempt: Any, event: CheckpointWritten) -> None:
     statement = dialect.insert(checkpoints).values(job_id=attempt.job_id, path=event.path, **values)
     # The same path told again is the same checkpoint, written anew.
     tx.connection.execute(statement.on_conflict_do_update(index_elements=["job_id", "path"], set_=values))
+    note_checkpoint(tx, attempt.id)
+
+
+def note_checkpoint(tx: Write, attempt_id: int) -> None:
+    """The attempt's progress up to now is durable: what it would lose by a stop counts from here."""
+    tx.connection.execute(_NOTE_CHECKPOINT, {"attempt_id": attempt_id, "now": tx.now})
 
 
 def _forget_oldest(tx: Write, job_id: int) -> None:

@@ -17,11 +17,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from service.db.session import Database, Write
 from service.db.tables import attempts, events, jobs, metric_buckets, streams
 from service.db.transitions import add_event
+from service.db.world_changes import mark_changed
 from service.domain.checkpoints import TRAINER_KINDS, TrainerEvent, parse_trainer_event
 from service.domain.metric_pyramid import KEPT_BUCKETS, Bucket, buckets_of
 from service.domain.progress import Progress, ProgressEvent, advance, known_metrics, parse_event
+from service.domain.spec import JobSpec
+from service.domain.training_evidence import TRAINED_KINDS
 from service.errors import InvalidRequest, OffsetMismatch
-from service.operations.accept_checkpoints import apply_trainer_events
+from service.operations.accept_checkpoints import apply_trainer_events, note_checkpoint
 from service.operations.job_lock import keep_from_ending
 from service.operations.report_attempt import Part, open_part
 from service.storage.streams import StreamFiles
@@ -126,15 +129,32 @@ def _apply_events(
     tx.connection.execute(update(streams).where(*where).values(parsed_bytes=parsed + end))
     reported, told, refused = _parse(rank, data[:end])
     attempt = tx.connection.execute(
-        select(attempts.c.job_id, attempts.c.number, attempts.c.progress).where(attempts.c.id == attempt_id)
+        select(attempts.c.job_id, attempts.c.number, attempts.c.progress, attempts.c.checkpointed_at).where(
+            attempts.c.id == attempt_id
+        )
     ).one()
     if reported:
         timed = [replace(event, at=min(max(0.0, event.at + clock_offset_seconds), tx.now)) for event in reported]
         _apply_progress(tx, attempt_id, attempt, timed, refused)
+        if any(event.checkpoint for event in timed):
+            _note_own_checkpoint(tx, attempt_id, attempt)
     if told:
         refused |= apply_trainer_events(tx, attempt_id, told)
     if refused:
         _tell_refusals(tx, attempt, rank, refused)
+
+
+def _note_own_checkpoint(tx: Write, attempt_id: int, attempt: Any) -> None:
+    """A script told of a checkpoint of its own. From the first on it counts as one that resumes, if it says it does.
+
+    Of our own loop only accepted checkpoints count.
+    """
+    spec = tx.connection.execute(select(jobs.c.spec).where(jobs.c.id == attempt.job_id)).scalar_one()
+    if JobSpec.from_json(spec).run.kind in TRAINED_KINDS:
+        return
+    note_checkpoint(tx, attempt_id)
+    if attempt.checkpointed_at is None:
+        mark_changed(tx, "job", attempt.job_id)
 
 
 def _tell_refusals(tx: Write, attempt: Any, rank: int, refused: Mapping[str, int]) -> None:

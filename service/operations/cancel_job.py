@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Final
 
 from sqlalchemy import select, update
 
@@ -15,10 +16,23 @@ from service.domain.states import AttemptState
 from service.operations.settle_attempt import describe_cause
 from service.operations.stop_attempt import stop_attempt
 
+_ROLES: Final = {StopIntent.CANCEL: "", StopIntent.ADMIN_STOP: "the admin "}
 
-def cancel_job(database: Database, job_id: int, *, actor: str, reason: str, settle_seconds: float) -> bool:
-    """Cancel; True unless the job had ended already. A waiting job is cancelled at once, without an attempt."""
-    detail = f" by {actor}" + (f": {reason}" if reason else "")
+
+def cancel_job(
+    database: Database,
+    job_id: int,
+    *,
+    actor: str,
+    reason: str,
+    settle_seconds: float,
+    intent: StopIntent = StopIntent.CANCEL,
+) -> bool:
+    """Cancel; True unless the job had ended already. A waiting job is cancelled at once, without an attempt.
+
+    `intent`: CANCEL, or ADMIN_STOP when an admin stops somebody else's job; the ranks can read which.
+    """
+    detail = f" by {_ROLES[intent]}{actor}" + (f": {reason}" if reason else "")
     with database.write() as tx:
         job = tx.connection.execute(select(jobs).where(jobs.c.id == job_id).with_for_update()).one()
         state = JobState(job.state)
@@ -26,6 +40,7 @@ def cancel_job(database: Database, job_id: int, *, actor: str, reason: str, sett
             return False
         if state is JobState.WAITING:
             cause = describe_cause(Cause(outcome=Outcome.CANCELLED, detail=detail), job_id, ())
+            cause["stop_reason"] = str(intent)
             move_job(
                 tx,
                 job_id,
@@ -55,7 +70,7 @@ def cancel_job(database: Database, job_id: int, *, actor: str, reason: str, sett
         stop_attempt(
             tx,
             attempt_id,
-            StopIntent.CANCEL,
+            intent,
             detail=detail,
             settle_seconds=settle_seconds,
             actor=actor,

@@ -159,7 +159,7 @@ def _launch_plan(
         code=CodeSource(bundle=spec.code.bundle, path=spec.code.path),
         python=spec.python,
         env=dict(spec.env),
-        time_limit_seconds=spec.resources.time_limit_seconds,
+        time_limit_seconds=job.limit_seconds,
         stop_grace_seconds=spec.stop_grace_seconds,
         start_timeout_seconds=settings.start_seconds,
         disconnect_stop_seconds=disconnect_stop,

@@ -14,8 +14,11 @@ from typing import Any
 from sqlalchemy import insert
 from sqlalchemy.exc import StatementError
 
+from service.db.dependencies import store_needs
 from service.db.session import Database, Write
 from service.db.tables import events, idempotency_keys, jobs
+from service.db.transitions import cancel_hopeless
+from service.db.world_changes import mark_all_changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,8 @@ class NewJob:
     key: str | None
     """Its Idempotency-Key."""
     request_hash: str
+    needs: tuple[tuple[int, str], ...] = ()
+    """Jobs that must have ended before it starts, each with its condition."""
     describe: Callable[[int, Mapping[str, Any]], str]
     """From the id and all columns to the answer, which is stored with the key in the same transaction."""
 
@@ -97,7 +102,7 @@ _INSERT_KEYS = insert(idempotency_keys)
 
 def _insert(tx: Write, new_jobs: Sequence[NewJob]) -> list[str]:
     """The answers, in the order of `new_jobs`."""
-    rows = [{**new.columns, "submitted_at": tx.now} for new in new_jobs]
+    rows = [{**new.columns, "submitted_at": tx.now, "wait_began_at": tx.now} for new in new_jobs]
     ids = tx.connection.execute(_INSERT_JOBS, rows).scalars().all()
     tx.connection.execute(
         _INSERT_EVENTS,
@@ -129,5 +134,13 @@ def _insert(tx: Write, new_jobs: Sequence[NewJob]) -> list[str]:
     if keys:
         # In one order: two API processes that store some of the same keys wait for each other, never in a circle.
         tx.connection.execute(_INSERT_KEYS, sorted(keys, key=lambda row: (row["user_id"], row["key"])))
-    tx.wake("schedule")
+    mark_all_changed(tx, "job", ids)
+    _wait_for_others(tx, {job_id: new.needs for new, job_id in zip(new_jobs, ids, strict=True) if new.needs})
     return answers
+
+
+def _wait_for_others(tx: Write, needs: Mapping[int, Sequence[tuple[int, str]]]) -> None:
+    """Store what the jobs need. What was needed may have ended since the submission was checked: then they end too."""
+    if needs:
+        store_needs(tx, needs)
+        cancel_hopeless(tx, list(needs))

@@ -15,8 +15,11 @@ from gangline.protocol.outcomes import Outcome, StopIntent
 from service.db.session import Database, Write
 from service.db.tables import attempt_nodes, gpus, nodes
 from service.db.transitions import add_event, move_node
+from service.db.world_changes import mark_changed
+from service.domain.gpu_use import COUNTED_INTERVALS, GPUSample
 from service.domain.states import AttemptNodeState, NodeState
 from service.operations.job_lock import lock_job_of
+from service.operations.record_gpu_use import add_busy_seconds, record_gpu_use
 from service.operations.settle_attempt import end_attempt_node, settle_attempt
 from service.operations.stop_attempt import stop_attempt
 from service.settings import SMALL_POOL_NODES, Settings, interval_seconds, silent_seconds
@@ -53,6 +56,8 @@ class Heartbeat:
     """GPUs that the agent found not clean, by UUID, with the reason."""
     shared_folder_id: str | None = None
     """Id read from the agent's shared folder; None when it has none."""
+    gpu_use: tuple[GPUSample, ...] = ()
+    """How much each GPU works, as far as the agent knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +88,16 @@ def heartbeat_node(
         strangers = (heartbeat.attempts | heartbeat.process_sets) - open_attempts
         if not strangers:
             _clear_quarantine(tx, node, heartbeat)
+        interval = interval_seconds(settings, num_nodes)
+        offered = {gpu.index for gpu in heartbeat.gpus}
+        samples = [sample for sample in heartbeat.gpu_use if sample.index in offered]
+        busy = record_gpu_use(tx, node_id, samples, longest_seconds=interval * COUNTED_INTERVALS)
+    add_busy_seconds(database, busy)
     for row in missing:
         with database.write() as tx:
             _end_missing(tx, settings, node, row)
     return HeartbeatAnswer(
-        interval_seconds=interval_seconds(settings, num_nodes),
+        interval_seconds=interval,
         pool_id=pool_id,
         launch=tuple(sorted(row.attempt_id for row in rows if row.state == AttemptNodeState.ALLOCATED)),
         fenced=tuple(sorted(strangers)),
@@ -113,14 +123,13 @@ def _record(tx: Write, node: Row[Any], heartbeat: Heartbeat, late_seconds: float
             shared_folder_id=heartbeat.shared_folder_id,
         )
     )
-    if heartbeat.shared_folder_id != node.shared_folder_id:
-        tx.wake("schedule")  # a job may have waited for its checkpoints to be seen again
     if inventory_hash != node.inventory_hash:
         _record_inventory(tx, node.id, heartbeat.gpus)
-        tx.wake("schedule")
-    if node.last_heartbeat_at is None or tx.now - node.last_heartbeat_at > late_seconds:
-        # It got no new work while it was late; now it may.
-        tx.wake("schedule")
+    is_new = inventory_hash != node.inventory_hash or heartbeat.shared_folder_id != node.shared_folder_id
+    # It got no new work while it was late; now it may.
+    was_late = node.last_heartbeat_at is None or tx.now - node.last_heartbeat_at > late_seconds
+    if is_new or was_late:
+        mark_changed(tx, "node", node.id)
     if node.state != NodeState.READY:
         text = f"{node.name} answers again." if node.last_heartbeat_at else f"{node.name} joined the pool."
         move_node(tx, node.id, NodeState.READY, name=node.name, text=text, columns={"lost_at": None})
@@ -204,4 +213,4 @@ def _clear_quarantine(tx: Write, node: Row[Any], heartbeat: Heartbeat) -> None:
         )
         text = f"{node.name} GPU {gpu.gpu_index}: {reason or 'proved clean again'}."
         add_event(tx, "gpu_quarantine", actor="node", node_name=node.name, text=text)
-        tx.wake("schedule")
+        mark_changed(tx, "node", node.id)

@@ -5,22 +5,22 @@ For a machine that is known to be off. A node that answers says so itself, with 
 
 from __future__ import annotations
 
-from sqlalchemy import select, update
+from sqlalchemy import update
 
 from service.db.session import Database
-from service.db.tables import gpus, nodes
+from service.db.tables import gpus
 from service.db.transitions import add_event, move_node
+from service.db.world_changes import mark_changed
 from service.domain.states import NodeState
-from service.errors import Conflict, NotFound
+from service.errors import Conflict
 from service.operations.lose_node import end_parts_of_node
+from service.operations.named_node import lock_node
 
 
 def release_node(database: Database, *, name: str, actor: str) -> int:
     """End the open parts of attempts on a silent node; returns how many. Raises NotFound, Conflict (it answers)."""
     with database.write() as tx:
-        node = tx.connection.execute(select(nodes).where(nodes.c.name == name).with_for_update()).one_or_none()
-        if node is None:
-            raise NotFound(f"there is no node {name}", fix="Look it up: gang node ls.")
+        node = lock_node(tx, name)
         if node.state == NodeState.READY:
             raise Conflict(
                 f"{name} answers, so it knows itself what runs on it",
@@ -33,5 +33,5 @@ def release_node(database: Database, *, name: str, actor: str) -> int:
         tx.connection.execute(update(gpus).where(gpus.c.node_id == node.id).values(quarantine_reason=None))
         text = f"{actor} declares that nothing runs on {name}; {num_ended} attempts ended there."
         add_event(tx, "node_released", actor=actor, node_name=name, text=text)
-        tx.wake("schedule")
+        mark_changed(tx, "node", node.id)
         return num_ended

@@ -38,7 +38,11 @@ class Part:
 _PART = select(attempt_nodes).where(
     attempt_nodes.c.attempt_id == bindparam("attempt_id"), attempt_nodes.c.node_rank == bindparam("node_rank")
 )
-_ATTEMPT = select(attempts).where(attempts.c.id == bindparam("attempt_id"))
+_ATTEMPT = (
+    select(attempts, jobs.c.limit_seconds)
+    .join(jobs, jobs.c.id == attempts.c.job_id)
+    .where(attempts.c.id == bindparam("attempt_id"))
+)
 
 
 def open_part(connection: Connection, part: Part, *, allow_ended: bool = False) -> Row[Any]:
@@ -63,7 +67,9 @@ def read_directive(connection: Connection, part: Part) -> Directive:
     rendezvous = None
     if row.rendezvous_address is not None:
         rendezvous = Rendezvous(address=row.rendezvous_address, port=row.rendezvous_port)
-    return Directive(version=row.directive_version, stop=stop, rendezvous=rendezvous)
+    return Directive(
+        version=row.directive_version, stop=stop, rendezvous=rendezvous, time_limit_seconds=row.limit_seconds
+    )
 
 
 def report_rendezvous(database: Database, part: Part, *, address: str, port: int) -> Directive:

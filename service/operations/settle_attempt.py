@@ -19,8 +19,11 @@ from service.db.tables import allocations, attempt_nodes, attempts, gpus, jobs, 
 from service.db.transitions import move_attempt, move_attempt_node, move_job
 from service.domain.decide_outcome import Cause, NodeEnding, decide_outcome
 from service.domain.outcomes import OUTCOME_RULES, RetryVerdict, retry_verdict
+from service.domain.progress import Progress
+from service.domain.run_accounts import EndedRun, RunAccounts, account_run
 from service.domain.spec import JobSpec
 from service.domain.states import AttemptNodeState, AttemptState
+from service.scheduler.estimates import REPORT_COUNTS_AFTER_SECONDS
 
 
 def end_attempt_node(
@@ -81,17 +84,40 @@ def settle_attempt(tx: Write, attempt_id: int) -> None:
         num_pool_retries=job.num_pool_retries,
         num_same=_num_ended_as(tx, job.id, cause.outcome),
         is_unasked=cause.is_unasked,
+        goes_on_at_limit=job.on_time_limit == "requeue",
+        has_checkpoint=attempt.checkpointed_at is not None,
     )
-    told = describe_cause(cause, job.id, endings)
+    told = {**describe_cause(cause, job.id, endings), "stop_reason": _stop_reason(attempt, endings)}
+    accounts = _accounts(tx, attempt, is_last=not verdict.is_due)
     move_attempt(
         tx,
         attempt_id,
         AttemptState.ENDED,
-        columns={"ended_at": tx.now, "outcome": str(cause.outcome), "cause": json.dumps(told, ensure_ascii=False)},
+        columns={
+            "ended_at": tx.now,
+            "outcome": str(cause.outcome),
+            "cause": json.dumps(told, ensure_ascii=False),
+            "lost_gpu_seconds": accounts.lost_gpu_seconds if cause.outcome is Outcome.PREEMPTED else 0.0,
+        },
         new_directive=True,
     )
-    _move_on(tx, job, attempt.number, cause.outcome, told, verdict)
+    _move_on(tx, job, attempt, cause.outcome, told, verdict, accounts)
     tx.wake(f"log:{attempt_id}", "schedule")
+
+
+def _accounts(tx: Write, attempt: Row[Any], *, is_last: bool) -> RunAccounts:
+    """What is kept of the attempt. Of one whose progress was given up, nothing is."""
+    is_forgotten = attempt.forgotten_at is not None
+    run = EndedRun(
+        created_at=attempt.created_at,
+        running_at=attempt.running_at,
+        ended_at=tx.now,
+        checkpointed_at=None if is_forgotten else attempt.checkpointed_at,
+        num_gpus=attempt.num_nodes * attempt.gpus_per_node,
+        progress=None if is_forgotten or not attempt.progress else Progress.from_json(json.loads(attempt.progress)),
+        is_last=is_last,
+    )
+    return account_run(run, least_report_seconds=REPORT_COUNTS_AFTER_SECONDS)
 
 
 def _num_ended_as(tx: Write, job_id: int, outcome: Outcome) -> int:
@@ -163,6 +189,12 @@ def describe_cause(cause: Cause, job_id: int, endings: Sequence[NodeEnding]) -> 
     }
 
 
+def _stop_reason(attempt: Row[Any], endings: Sequence[NodeEnding]) -> str | None:
+    """The `StopIntent` that its ranks could read: the service's, else a supervisor's own; None: nobody stopped it."""
+    own = (ending.report.stop_intent for ending in endings if ending.report and ending.report.stop_intent)
+    return attempt.stop_intent or next(own, None)
+
+
 def _stored_cause(attempt: Row[Any]) -> Cause | None:
     """The cause that the settle deadline fixed before all nodes had ended."""
     if attempt.cause is None:
@@ -172,24 +204,31 @@ def _stored_cause(attempt: Row[Any]) -> Cause | None:
 
 
 def _move_on(
-    tx: Write, job: Row[Any], attempt_number: int, outcome: Outcome, told: dict[str, Any], verdict: RetryVerdict
+    tx: Write,
+    job: Row[Any],
+    attempt: Row[Any],
+    outcome: Outcome,
+    told: dict[str, Any],
+    verdict: RetryVerdict,
+    accounts: RunAccounts,
 ) -> None:
     cause = json.dumps(told, ensure_ascii=False)
     if verdict.is_due:
         to = JobState.WAITING
-        text = f"Attempt {attempt_number} ended: {told['sentence']} ({verdict.text})"
+        text = f"Attempt {attempt.number} ended: {told['sentence']} ({verdict.text})"
         columns = {
             "cause": cause,
             "outcome": None,
             "start_reason": str(outcome),
             "not_before": tx.now + verdict.delay_seconds if verdict.delay_seconds else None,
+            **_waits_again(tx, job, attempt, outcome, accounts),
             "num_charged_retries": job.num_charged_retries + verdict.is_charged,
             "num_pool_retries": job.num_pool_retries + verdict.is_pool_retry,
             "reason": json.dumps(
                 # Everybody sees why a job waits; the sentence may quote the job's own exception.
                 {
                     "code": "submitted",
-                    "text": f"It starts again: attempt {attempt_number} ended as {outcome}.",
+                    "text": f"It starts again: attempt {attempt.number} ended as {outcome}.",
                     "fix": "Nothing to do.",
                 }
             ),
@@ -197,7 +236,14 @@ def _move_on(
     else:
         to = OUTCOME_RULES[outcome].job_state
         text = told["sentence"] + (f" ({verdict.text})" if verdict.text else "")
-        columns = {"cause": cause, "outcome": str(outcome), "ended_at": tx.now, "reason": None}
+        served = job.served_seconds + accounts.useful_seconds
+        columns = {
+            "cause": cause,
+            "outcome": str(outcome),
+            "ended_at": tx.now,
+            "reason": None,
+            "served_seconds": served,
+        }
     move_job(
         tx,
         job.id,
@@ -205,6 +251,28 @@ def _move_on(
         actor="service",
         text=text,
         data={"outcome": str(outcome), "fix": told["fix"]},
-        attempt_number=attempt_number,
+        attempt_number=attempt.number,
         columns=columns,
     )
+
+
+def _waits_again(
+    tx: Write, job: Row[Any], attempt: Row[Any], outcome: Outcome, accounts: RunAccounts
+) -> dict[str, Any]:
+    """The columns of a job's wait for its next attempt: since when, and what it has behind and before it.
+
+    A limit counts anew after it was reached, and after the job's progress was given up.
+    """
+    is_anew = attempt.forgotten_at is not None
+    measured = accounts.measured_left_seconds
+    if measured is None and job.measured_left_seconds is not None and not is_anew:
+        measured = max(0.0, job.measured_left_seconds - accounts.useful_seconds)
+    is_preempted = attempt.stop_intent == StopIntent.PREEMPT and attempt.nominated_for is not None
+    return {
+        "wait_began_at": tx.now,
+        "num_stops": job.num_stops + is_preempted,
+        "served_seconds": (
+            0.0 if is_anew or outcome is Outcome.TIME_LIMIT else job.served_seconds + accounts.useful_seconds
+        ),
+        "measured_left_seconds": measured,
+    }

@@ -22,6 +22,7 @@ INTENT_RANK: Final = {
     StopIntent.PREEMPT: 1,
     StopIntent.TIME_LIMIT: 1,
     StopIntent.CANCEL: 2,
+    StopIntent.ADMIN_STOP: 2,
 }
 """A later intent replaces an earlier one only when it ranks higher: a cancel is never overwritten."""
 
@@ -35,9 +36,11 @@ def stop_attempt(
     settle_seconds: float,
     actor: str = "service",
     longest_grace_seconds: float = math.inf,
+    nominated_for: int | None = None,
 ) -> bool:
     """Ask an open attempt to stop, with the grace that its job asked for (but at most `longest_grace_seconds`).
 
+    `nominated_for`: the job that gets its GPUs, of one that is preempted.
     False when it has ended or is stopping already for at least as good a reason.
     """
     attempt = tx.connection.execute(select(attempts).where(attempts.c.id == attempt_id).with_for_update()).one()
@@ -48,6 +51,7 @@ def stop_attempt(
         "stop_detail": detail,
         "stop_grace_seconds": grace_seconds,
         "settle_at": tx.now + grace_seconds + settle_seconds,
+        "nominated_for": nominated_for,
     }
     if attempt.state == AttemptState.ENDED:
         return False

@@ -22,9 +22,12 @@ from service.auth.principals import Principal
 from service.db.session import Database
 from service.db.tables import bundles, gpus, idempotency_keys, nodes
 from service.domain.gang_layout import layouts_to_json
+from service.domain.misfit import DoesNotFit
+from service.domain.node_shapes import NodeShape, least_gpu_memory
 from service.domain.reasons import Reason, ReasonCode
-from service.domain.spec import DoesNotFit, JobSpec, NodeShape, ResolvedGang, least_gpu_memory, resolve_gang
+from service.domain.spec import JobSpec, ResolvedGang, resolve_gang
 from service.errors import DoesNotFitPool, FieldProblem, Forbidden, IdempotencyConflict, InvalidJobSpec
+from service.operations.check_turn import turn_columns, turn_problems
 from service.operations.claim_attempt import disconnect_stop_seconds
 from service.operations.commit_submissions import NewJob, SubmissionCommitter
 from service.operations.plan_gang import plan_gang
@@ -73,11 +76,11 @@ class PoolShapes:
     def _load(self) -> tuple[NodeShape, ...]:
         with self._database.read() as connection:
             models: defaultdict[int, list[str]] = defaultdict(list)
-            memory: dict[int, int] = {}
+            memories: defaultdict[int, list[int]] = defaultdict(list)
             present = select(gpus.c.node_id, gpus.c.model, gpus.c.memory_bytes).where(gpus.c.removed_at.is_(None))
             for row in connection.execute(present):
                 models[row.node_id].append(row.model)
-                memory[row.node_id] = min(row.memory_bytes, memory.get(row.node_id, row.memory_bytes))
+                memories[row.node_id] += [row.memory_bytes] if row.memory_bytes else []
             # A node that has only enrolled has not said yet what it has.
             rows = connection.execute(select(nodes).where(nodes.c.last_heartbeat_at.is_not(None)))
             return tuple(
@@ -85,9 +88,11 @@ class PoolShapes:
                     name=node.name,
                     num_gpus=len(models[node.id]),
                     gpu_types=frozenset(models[node.id]),
-                    gpu_memory_bytes=memory.get(node.id) or None,
+                    gpu_memory_bytes=min(memories[node.id], default=None),
                     cpus=node.cpus,
                     memory_bytes=node.memory_bytes,
+                    labels=json.loads(node.labels),
+                    gpu_memories=tuple(memories[node.id]),
                 )
                 for node in rows
             )
@@ -107,7 +112,7 @@ def check_submission(
     A dry run does not need the code bundle to be on the server yet.
     """
     team_id, team = _team_of(principal, spec.team)
-    problems = _problems(settings, spec)
+    problems = [*_problems(settings, spec), *turn_problems(database, principal, spec)]
     if spec.code.bundle is not None:
         problems += _bundle_problems(database, settings, spec, spec.code.bundle, is_dry_run=is_dry_run)
     if problems:
@@ -117,7 +122,9 @@ def check_submission(
         gang = resolve_gang(spec, shapes.get(refresh=True))
     if isinstance(gang, DoesNotFit):
         raise DoesNotFitPool(gang.message, fix=gang.fix)
-    gang, training = _plan(spec, gang, least_gpu_memory(spec.resources.gpu_type, shapes.get()))
+    asked = spec.resources
+    memory = least_gpu_memory(asked.gpu_type, shapes.get(), at_least=asked.gpu_memory_bytes)
+    gang, training = _plan(spec, gang, memory)
     return Submission(spec=spec, gang=gang, training=training, team_id=team_id, team=team)
 
 
@@ -262,6 +269,7 @@ def submit_job(
         "processes_per_node": gang.processes_per_node,
         "layouts": layouts_to_json(gang.layouts) if gang.layouts else None,
         "priority": spec.priority,
+        **turn_columns(spec, principal.name),
         "tags": json.dumps(spec.tags, ensure_ascii=False),
         "state": JobState.WAITING,
         "version": 1,
@@ -275,6 +283,7 @@ def submit_job(
         "gpu_seconds": 0.0,
     }
     new_job = NewJob(
+        needs=tuple((need.job, str(need.condition)) for need in spec.after),
         owner_id=principal.user_id,
         owner=principal.name,
         columns=columns,

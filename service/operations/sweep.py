@@ -1,4 +1,6 @@
-"""The sweeper: silent nodes, unclaimed allocations, starts and stops past their deadline.
+"""The sweeper: silent nodes, unclaimed allocations, starts and stops past their deadline, cordons past their end.
+
+It also asks what gives way to leave draining nodes, and tells of jobs that hold GPUs without using them.
 
 Time is counted only while this process watches and an API answers: their downtime, or the database's, is never held
 against a node, a start or a stop.
@@ -30,6 +32,9 @@ from service.domain.spec import JobSpec
 from service.domain.states import AttemptNodeState, AttemptState, NodeState
 from service.errors import DatabaseUnavailable
 from service.operations.api_presence import is_api_present
+from service.operations.cordon_node import end_overdue_cordon
+from service.operations.drain_node import load_in_the_way, stop_for_drain
+from service.operations.find_idle_holders import IdleHolder, load_idle_holders, tell_idle_holder
 from service.operations.force_close import force_close
 from service.operations.job_lock import lock_job_of
 from service.operations.lose_node import lose_node
@@ -41,6 +46,8 @@ log = logging.getLogger("gangline.sweeper")
 
 POISONED = (SQLAlchemyError, ValueError, KeyError, TypeError, AttributeError)
 """What a row that was damaged by hand may raise when it is looked at."""
+IDLE_LOOK_SECONDS = 15.0
+"""Between looks for jobs that hold GPUs without using them."""
 MAX_FAILURES = 5
 """Sweeps of one attempt that may fail before it is closed by force."""
 
@@ -61,7 +68,11 @@ class Sweeper(BackgroundThread):
         )
         self.failures: dict[int, int] = {}
         """How often each attempt could not be swept, by id."""
+        self._idle_look_due_at = 0.0
+        self._told_idle: set[int] = set()
+        """Idle attempts that need not be told of again, as of the last look."""
         self._swept_at: float | None = None
+        self._swept_now = 0.0
         self._up_since = 0.0
         """Database time since which there was no gap: deadlines count from here at the earliest."""
 
@@ -90,19 +101,47 @@ class Sweeper(BackgroundThread):
                 select(attempts).where(attempts.c.state != AttemptState.ENDED).order_by(attempts.c.id)
             ).all()
             is_up = self.database.is_sqlite or is_api_present(connection, now, self.watch.largest_gap_seconds)
+            overdue = connection.execute(select(nodes).where(nodes.c.cordon_until <= now)).all()
+            in_the_way = load_in_the_way(connection, now)
         self._note_gap(now, monotonic_now, is_up)
         self._sweep_nodes(known, monotonic_now)
+        for node in overdue:
+            self._guarded(partial(end_overdue_cordon, node=node), f"node {node.name}")
+        for attempt in in_the_way:
+            self._clear_the_way(attempt)
         for attempt in open_attempts:
             self._sweep_attempt(attempt, now)
+        if monotonic_now >= self._idle_look_due_at:
+            self._idle_look_due_at = monotonic_now + IDLE_LOOK_SECONDS
+            self._look_for_idle_holders()
+
+    def _clear_the_way(self, attempt: Row[Any]) -> None:
+        leave = partial(stop_for_drain, attempt=attempt, actor="service", settle_seconds=self.settings.settle_seconds)
+        try:
+            self._guarded(leave, f"attempt {attempt.id}")
+        except POISONED:
+            log.exception("drain_failed attempt_id=%s", attempt.id)
+
+    def _look_for_idle_holders(self) -> None:
+        with self.database.read() as connection:
+            found = load_idle_holders(connection, least_seconds=self.settings.idle_holder_seconds)
+        for holder in found:
+            if holder.holding.attempt_id in self._told_idle:
+                continue
+            self._guarded(partial(_tell_idle, holder=holder), f"attempt {holder.holding.attempt_id}")
+        self._told_idle = {holder.holding.attempt_id for holder in found}
 
     def _note_gap(self, now: float, monotonic_now: float, is_up: bool) -> None:
         """Heartbeats, claims and reports could not arrive while nobody listened: begin to count anew."""
-        has_paused = self._swept_at is None or monotonic_now - self._swept_at > self.watch.largest_gap_seconds
-        if has_paused or not is_up:
+        passed = 0.0 if self._swept_at is None else monotonic_now - self._swept_at
+        has_paused = self._swept_at is None or passed > self.watch.largest_gap_seconds
+        # The database clock was set: what it says of times before is worth nothing.
+        has_jumped = abs(now - self._swept_now - passed) > self.watch.largest_gap_seconds
+        if has_paused or has_jumped or not is_up:
             self._up_since = now
         if not is_up:
             self.watch.forget_time()
-        self._swept_at = monotonic_now
+        self._swept_at, self._swept_now = monotonic_now, now
 
     def _sweep_nodes(self, known: Sequence[Row[Any]], monotonic_now: float) -> None:
         self.watch.unreachable_seconds = unreachable_seconds(self.settings, len(known))
@@ -146,7 +185,7 @@ class Sweeper(BackgroundThread):
             self._look_at_starting(tx, attempt, now)
 
     def _look_at_starting(self, tx: Write, attempt: Row[Any], now: float) -> None:
-        age = now - max(attempt.created_at, self._up_since)
+        age = now - (max(attempt.created_at, self._up_since) if attempt.created_at <= now else self._up_since)
         if age > self.settings.start_seconds:
             self._give_up_start(tx, attempt, f"not all ranks were started within {self.settings.start_seconds:g} s")
         elif age > self.settings.claim_seconds:
@@ -189,6 +228,10 @@ class Sweeper(BackgroundThread):
         is_overdue = attempt.settle_at is not None and now > attempt.settle_at
         if rows and is_overdue and now - self._up_since > self.settings.settle_seconds and attempt.cause is None:
             _fix_outcome(tx, attempt)
+
+
+def _tell_idle(tx: Write, holder: IdleHolder) -> None:
+    tell_idle_holder(tx, holder)
 
 
 def _mark_unreachable(tx: Write, node: Row[Any]) -> None:

@@ -15,14 +15,17 @@ from service.domain.spec import (
     ANY_GPU,
     DEFAULT_STOP_GRACE_SECONDS,
     CodeSpec,
+    Condition,
+    Dependency,
     JobSpec,
     ResourceSpec,
     RetrySpec,
     RunSpec,
 )
+from service.domain.start_time import read_start_time
 from service.domain.text import MAX_NAME_LENGTH
 from service.schemas.training_wire import CheckpointWire, ParallelWire, TrainWire, training_of
-from service.schemas.wire_types import Duration, OrMapping, Size, WireModel, list_of_at_most
+from service.schemas.wire_types import Duration, OrMapping, Priority, Size, WireModel, list_of_at_most
 from trainer.plan.training_plan import RunTarget
 
 MAX_ARGUMENTS: Final = 20_000
@@ -30,6 +33,9 @@ MAX_RETRY_ENTRIES: Final = 255
 MAX_RANGE_GPUS: Final = 1_024
 """Each number of a range is planned by itself: no more than `MAX_LAYOUTS`."""
 MAX_TAGS: Final = 64
+MAX_LABELS: Final = 64
+MAX_NEEDS: Final = 200
+MAX_ID: Final = 2**63 - 1
 MAX_VARIABLES: Final = 1_000
 RETRYABLE: Final = tuple(outcome.value for outcome in Outcome if outcome not in (Outcome.SUCCEEDED, Outcome.CANCELLED))
 
@@ -112,12 +118,27 @@ class ResourcesWire(WireModel, title="Resources"):
     """GPUs in all, over the fewest nodes of equal share; or {min: 2, max: 8}: at each start the most that are free."""
     gpu: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     """Type of GPU, such as H100, or any."""
+    gpu_memory: Annotated[Size, Field(gt=0)] | None = None
+    """Least memory of each GPU, such as 40GiB."""
+    labels: Annotated[TextMap, Field(max_length=MAX_LABELS)] | None = None
+    """Labels that each of its nodes must have, such as {disk: nvme}; gang node ls shows them."""
+    exclusive: bool | None = None
+    """Whole nodes to itself, however few of their GPUs it uses."""
     cpus: Annotated[float, Field(gt=0, le=4_096, allow_inf_nan=False)] | None = None
     """CPU cores on each node. Default: one per GPU."""
     memory: Size | None = None
     """Memory on each node, such as 32GiB or 500MB; a number is bytes. Whoever takes more ends."""
     time: Annotated[Duration, Field(gt=0)] | None = None
     """Time limit of one attempt, such as 4h or 1h30m; a number is seconds."""
+
+
+class NeedWire(WireModel, title="Need"):
+    """A job that must have ended first, and how."""
+
+    job: Annotated[int, Field(ge=1, le=MAX_ID)]
+    """Its id."""
+    condition: Literal["ok", "any", "not_ok"] | None = None
+    """ok (default): it has succeeded; any: it has ended; not_ok: it has failed or was cancelled."""
 
 
 class RetryWire(WireModel, title="Retry"):
@@ -173,8 +194,28 @@ class JobWire(WireModel, title="Gangline job"):
     """Time between SIGTERM and SIGKILL, such as 30s."""
     tags: Annotated[TextMap, Field(max_length=MAX_TAGS)] | None = None
     """Labels to find jobs by; values are strings."""
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
-    """Order among the jobs of one's own team, -100 to 100."""
+    priority: Priority | None = None
+    """Order among the jobs of one's own team: low, normal, high, or a number from -100 to 100. top goes before the
+    jobs of all teams, and is for users whom an admin has granted it."""
+    on_time_limit: Literal["fail", "requeue"] | None = None
+    """What becomes of the job at the end of resources.time, after its last checkpoint: it ends as time_limit (fail, the
+    default), or waits for its next turn (requeue)."""
+    hold: bool | None = None
+    """Keep it waiting until gang release."""
+    start_after: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    """Not before this time: 2026-03-08T14:30:00+01:00, or without the offset and with zone. A local time that a change
+    of the clocks skips or repeats is refused with the two times that it could mean."""
+    zone: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    """Zone of a start_after without offset, such as America/New_York."""
+    after: (
+        Annotated[
+            list[Annotated[int, Field(ge=1, le=MAX_ID), OrMapping(NeedWire)]],
+            list_of_at_most(MAX_NEEDS),
+        ]
+        | None
+    ) = None
+    """Jobs that must have ended first: [12, 13] for both to have succeeded, or {job: 12, condition: any}. Once a
+    condition can never hold any more, the job is cancelled and says why."""
 
 
 def job_schema() -> dict[str, Any]:
@@ -197,6 +238,7 @@ def to_job_spec(wire: JobWire) -> JobSpec:
     is_range = isinstance(gpus, GPURangeWire)
     parts = (wire.train, wire.parallel, wire.checkpoint, wire.profile)
     training = training_of(_target(wire.run), *parts) if _is_trained(wire) else None
+    start = None if wire.start_after is None else read_start_time(wire.start_after, wire.zone)
     return JobSpec(
         name=wire.name,
         team=wire.team,
@@ -211,6 +253,9 @@ def to_job_spec(wire: JobWire) -> JobSpec:
             total_gpus=gpus.max if is_range else gpus,
             min_gpus=gpus.min if is_range else None,
             gpu_type=None if gpu is None or gpu.casefold() == ANY_GPU else gpu,
+            gpu_memory_bytes=resources.gpu_memory,
+            labels=dict(resources.labels or {}),
+            exclusive=bool(resources.exclusive),
             cpus_per_node=resources.cpus,
             memory_bytes_per_node=resources.memory,
             time_limit_seconds=resources.time,
@@ -228,7 +273,18 @@ def to_job_spec(wire: JobWire) -> JobSpec:
         stop_grace_seconds=DEFAULT_STOP_GRACE_SECONDS if wire.stop_grace is None else wire.stop_grace,
         tags=dict(wire.tags or {}),
         priority=wire.priority or 0,
+        on_time_limit=wire.on_time_limit or "fail",
+        hold=bool(wire.hold),
+        start_after=None if start is None else start.text,
+        zone=None if start is None else start.zone,
+        after=tuple(_dependency(one) for one in wire.after or ()),
     )
+
+
+def _dependency(need: Any) -> Dependency:
+    if isinstance(need, NeedWire):
+        return Dependency(job=need.job, condition=Condition(need.condition or "ok"))
+    return Dependency(job=need)
 
 
 def _is_trained(wire: JobWire) -> bool:

@@ -12,11 +12,14 @@ from service.errors import FieldProblem as Problem
 from service.schemas.located import MAX_DEPTH, DocumentError, Path
 from service.schemas.yaml_tree import read_yaml, resolve_scalar
 
-_TEXT_MAPS: Final = frozenset({"env", "tags"})
+_TEXT_MAPS: Final = frozenset({("env",), ("tags",), ("resources", "labels")})
 _COMMAND: Final = ("run", "command")
 _TEXT_KEYS: Final = frozenset(
     {
         ("name",),
+        ("start_after",),
+        ("zone",),
+        ("on_time_limit",),
         ("team",),
         ("python",),
         ("on_disconnect",),
@@ -68,14 +71,15 @@ def _problem(name: str, message: str, suggestion: str) -> Problem:
 
 
 def _path_of(name: str) -> tuple[str, ...]:
-    first, dot, rest = name.strip().partition(".")
-    if first in _TEXT_MAPS and dot:
-        return (first, rest)  # Names of tags may hold dots.
-    return tuple(name.strip().split("."))
+    steps = tuple(name.strip().split("."))
+    for length in (1, 2):
+        if steps[:length] in _TEXT_MAPS and len(steps) > length:
+            return (*steps[:length], ".".join(steps[length:]))  # Names of tags and labels may hold dots.
+    return steps
 
 
 def _value_of(path: tuple[str, ...], text: str) -> Any:
-    is_map_value = len(path) == 2 and path[0] in _TEXT_MAPS
+    is_map_value = path[:-1] in _TEXT_MAPS
     is_text = is_map_value or path in _TEXT_KEYS
     if text[:1] in _QUOTES or (text[:1] in _BRACKETS and (not is_text or path == _COMMAND)):
         tree, problems = read_yaml(text, path)

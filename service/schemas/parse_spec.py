@@ -20,6 +20,7 @@ from service.schemas.overrides import apply_overrides
 from service.schemas.spec_messages import finding_of, shown
 from service.schemas.spec_rules import Finding, findings_of, is_trained
 from service.schemas.training_rules import TRAINER_PARTS, training_findings
+from service.schemas.turn_rules import turn_findings
 from service.schemas.yaml_tree import read_yaml
 
 __all__ = ["InvalidSpec", "Problem", "parse_spec"]
@@ -52,7 +53,7 @@ def parse_spec(body: bytes, content_type: str, overrides: Sequence[str] = ()) ->
         wire = JobWire.model_validate(document)
     except ValidationError as error:
         errors = _relevant(error.errors(include_url=False), document)
-    findings = [*findings_of(document), *training_findings(document)]
+    findings = [*findings_of(document), *turn_findings(document), *training_findings(document)]
     if wire is not None and not problems and not findings:
         return to_job_spec(wire)
     if tree is None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandle
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
+from service.domain.priority import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY_WORDS, read_priority
 from service.schemas.units import MAX_SECONDS, parse_duration, parse_size
 
 
@@ -70,6 +71,18 @@ Size = Annotated[
             "anyOf": [
                 {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgGtT][iI]?)?[bB]\s*$"},
                 {"type": "integer", "minimum": 0},
+            ]
+        }
+    ),
+]
+Priority = Annotated[
+    int,
+    BeforeValidator(read_priority),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": list(PRIORITY_WORDS)},
+                {"type": "integer", "minimum": LEAST_PRIORITY, "maximum": MOST_PRIORITY},
             ]
         }
     ),

@@ -1,4 +1,4 @@
-"""`gang admin`: the groups `user`, `team` and `token`.
+"""`gang admin`: the groups `user`, `team` and `token`, and what people may hold.
 
 Not for: their commands, a file per noun beside this one.
 """
@@ -39,10 +39,16 @@ token = LazyGroup(
 )
 admin = LazyGroup(
     name="admin",
-    help="Users, teams and tokens. Your own tokens need no admin.",
+    help="Users, teams, what they may hold, and tokens. Your own tokens need no admin.",
     lazy_commands={
         "user": LazyCommand(target=f"{_AT}.admin:user", help="People who may use the pool."),
         "team": LazyCommand(target=f"{_AT}.admin:team", help="Teams and their members."),
         "token": LazyCommand(target=f"{_AT}.admin:token", help="Tokens of users and for enrolling nodes."),
+        "quota": LazyCommand(target=f"{_AT}.admin_quota:quota", help="What a team is guaranteed, and its cap."),
+        "cap": LazyCommand(target=f"{_AT}.admin_quota:cap", help="The most GPUs that a user holds at once."),
+        "grant-priority": LazyCommand(
+            target=f"{_AT}.admin_priority:grant", help="Let a user give jobs the priority top."
+        ),
+        "revoke-priority": LazyCommand(target=f"{_AT}.admin_priority:revoke", help="Take the priority top back."),
     },
 )

@@ -1,6 +1,6 @@
 """`gang admin team`: teams and who is in them.
 
-Not for: what a team may hold at once.
+Not for: what a team may hold (`admin_quota`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def ls(session: Session) -> None:
     """List teams."""
     with session.busy("Listing teams"):
         items = session.client.teams()
-    print_records(session, items, ("name", "members", "created_at"), "No teams.")
+    print_records(session, items, ("name", "members", "quota_gpus", "quota_nodes", "cap_gpus"), "No teams.")
 
 
 @gang_command(name="create")

@@ -17,7 +17,9 @@ def ls(session: Session) -> None:
     """List users."""
     with session.busy("Listing users"):
         items = session.client.users()
-    print_records(session, items, ("name", "admin", "teams", "created_at", "disabled_at"), "No users.")
+    print_records(
+        session, items, ("name", "admin", "teams", "cap_gpus", "top_priority", "created_at", "disabled_at"), "No users."
+    )
 
 
 @gang_command(name="create")

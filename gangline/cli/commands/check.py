@@ -5,6 +5,7 @@ Not for: packing (only looked at) or waiting.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import click
@@ -14,7 +15,9 @@ from gangline.cli.model_profile import profile_option, profiled
 from gangline.cli.options import gang_command, set_option
 from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
-from gangline.cli.words import NOTHING, count
+from gangline.cli.start_words import names, start_sentence, variant_line
+from gangline.cli.words import NOTHING, count, duration
+from gangline.client.models import BlockingJob, LimitAdvice, StartRange, StartVariant, build
 
 MAX_SIZES_SHOWN = 16
 
@@ -23,7 +26,10 @@ MAX_SIZES_SHOWN = 16
 @click.argument("file")
 @set_option
 @profile_option
-def check(session: Session, file: str, overrides: tuple[str, ...], wants_profile: bool) -> None:
+@click.option(
+    "--when", "wants_when", is_flag=True, help="Also: when it would start, whom it would stop, what is sooner."
+)
+def check(session: Session, file: str, overrides: tuple[str, ...], wants_profile: bool, wants_when: bool) -> None:
     """Validate a job FILE (`-` for stdin) on the server; submit nothing.
 
     Every fault is listed with its line, and the exit code is 2.
@@ -54,7 +60,31 @@ def check(session: Session, file: str, overrides: tuple[str, ...], wants_profile
         session.out(f"  now        {clean_inline(str(reason['text']))}")
     if reason.get("fix"):
         session.out(f"  sooner     {clean_inline(str(reason['fix']))}")
+    if wants_when:
+        for line in when_lines(answer, session.now()):
+            session.out(f"  {clean_inline(line)}")
     session.note(f"  submit     gang submit {file}")
+
+
+def when_lines(answer: dict[str, Any], now: datetime) -> list[str]:
+    """When the job would start, whom it would stop for that, and what would be sooner."""
+    soon = answer.get("starts_in_seconds")
+    stops = tuple(build(BlockingJob, job) for job in answer.get("would_stop") or ())
+    if answer.get("starts_now"):
+        lines = ["start      now"]
+    elif isinstance(soon, int | float):
+        lines = [f"start      in about {duration(soon)}: running jobs get as long to end by themselves"]
+    elif isinstance(answer.get("start"), dict):
+        lines = [f"start      {start_sentence(build(StartRange, answer['start']), now)}"]
+    else:
+        lines = ["start      unknown: this server does not foretell"]
+    if stops:
+        lines.append(f"stops      {names(stops)}")
+    variants = [build(StartVariant, variant) for variant in answer.get("variants") or ()]
+    lines += [f"sooner     {variant_line(variant)}" for variant in variants]
+    if isinstance(answer.get("advice"), dict):
+        lines.append(f"limit      {build(LimitAdvice, answer['advice']).text}")
+    return lines
 
 
 def _plan(plan: dict[str, Any]) -> str:

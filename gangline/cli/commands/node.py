@@ -6,16 +6,19 @@ Not for: bringing a machine in (the agent enrols itself with a token of `gang ad
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 
 import click
 
 from gangline.cli.lazy import LazyCommand, LazyGroup
 from gangline.cli.options import gang_command
+from gangline.cli.pool_view import cordon_note
 from gangline.cli.records import print_record
 from gangline.cli.session import Session
 from gangline.cli.table import Column, Row
+from gangline.cli.times import instant
 from gangline.cli.words import NOTHING, count, size
-from gangline.client.models import Node
+from gangline.client.models import Node, build
 
 COLUMNS = (
     Column(header="NODE", keep=True),
@@ -25,17 +28,21 @@ COLUMNS = (
     Column(header="CPUS", right=True),
     Column(header="MEMORY", right=True),
     Column(header="JOBS"),
+    Column(header="LABELS"),
     Column(header="NOTE"),
 )
 
+_AT = "gangline.cli.commands.node"
 node = LazyGroup(
     name="node",
     help="Machines of the pool.",
     lazy_commands={
-        "ls": LazyCommand(target="gangline.cli.commands.node:ls", help="List the machines."),
-        "release": LazyCommand(
-            target="gangline.cli.commands.node:release", help="Admin: declare that a silent machine is off."
-        ),
+        "ls": LazyCommand(target=f"{_AT}:ls", help="List the machines."),
+        "cordon": LazyCommand(target=f"{_AT}:cordon", help="Admin: give a machine no new work."),
+        "drain": LazyCommand(target=f"{_AT}:drain", help="Admin: no new work, and move what resumes elsewhere."),
+        "resume": LazyCommand(target=f"{_AT}:resume", help="Admin: let a machine take work again."),
+        "label": LazyCommand(target=f"{_AT}:label", help="Admin: set labels of a machine."),
+        "release": LazyCommand(target=f"{_AT}:release", help="Admin: declare that a silent machine is off."),
     },
 )
 
@@ -51,11 +58,98 @@ def ls(session: Session) -> None:
     if not nodes:
         session.note("No machines yet. `gang up` starts some here; an agent on a GPU machine enrols it.")
         return
-    session.table(COLUMNS, [row(found) for found in nodes])
+    now = session.now()
+    session.table(COLUMNS, [row(found, now) for found in nodes])
     total = sum(len(found.gpus) for found in nodes)
     held = sum(1 for found in nodes for gpu in found.gpus if gpu.held or gpu.job_id is not None)
     quarantined = sum(1 for found in nodes for gpu in found.gpus if gpu.quarantined)
     session.note(f"{held} of {total} GPUs held" + (f", {quarantined} quarantined" if quarantined else ""))
+
+
+_reason = click.option("--reason", required=True, metavar="TEXT", help="Why; whoever waits for the machine reads it.")
+_until = click.option("--until", metavar="TIME", help="Resume it then by itself: in 2h, or at 2026-12-01T09:00.")
+
+
+@gang_command(name="cordon")
+@click.argument("name", metavar="NODE")
+@_reason
+@_until
+def cordon(session: Session, name: str, reason: str, until: str | None) -> None:
+    """Give NODE no new work; what runs there runs on."""
+    end = instant(until, session.now(), hint="--until", is_ahead=True)
+    with session.busy("Cordoning"):
+        found = session.client.cordon(name, reason=reason, until=end)
+    print_record(session, found.raw, f"{name} takes no new work: {cordon_note(found, session.now())}.")
+    _say_how_to_resume(session, found)
+
+
+@gang_command(name="drain")
+@click.argument("name", metavar="NODE")
+@_reason
+@_until
+@click.option("--now", "is_now", is_flag=True, help="Stop the jobs that do not resume too; they start anew.")
+def drain(session: Session, name: str, reason: str, until: str | None, is_now: bool) -> None:
+    """Give NODE no new work; jobs that resume stop at a checkpoint and go on elsewhere, the others run to their end."""
+    end = instant(until, session.now(), hint="--until", is_ahead=True)
+    with session.busy("Draining"):
+        answer = session.client.drain(name, reason=reason, until=end, now=is_now)
+    found = build(Node, answer)
+    stopped, going_on = answer.get("stopped", []), answer.get("going_on", [])
+    sentences = [f"{name} takes no new work: {cordon_note(found, session.now())}."]
+    if stopped:
+        sentences.append(f"{count(len(stopped), 'job')} stopped to start elsewhere: {_ids(stopped)}.")
+    if going_on:
+        verb = "runs" if len(going_on) == 1 else "run"
+        sentences.append(f"{count(len(going_on), 'job')} {verb} on to the end: {_ids(going_on)} (--now stops them).")
+    print_record(session, answer, " ".join(sentences))
+    _say_how_to_resume(session, found)
+
+
+def _ids(jobs: list[int]) -> str:
+    return " ".join(str(job) for job in jobs)
+
+
+def _say_how_to_resume(session: Session, found: Node) -> None:
+    if found.cordon_until is None:
+        session.note(f"  back again   gang node resume {found.name}")
+
+
+@gang_command(name="resume")
+@click.argument("name", metavar="NODE")
+def resume(session: Session, name: str) -> None:
+    """Let NODE take work again, whether it was cordoned or drained."""
+    with session.busy("Resuming"):
+        answer = session.client.resume(name)
+    print_record(session, answer, f"{name} takes work{' again' if answer.get('changed') else ' already'}.")
+
+
+@gang_command(name="label")
+@click.argument("name", metavar="NODE")
+@click.argument("labels", metavar="KEY=VALUE...", nargs=-1, required=True)
+@click.option("--reason", default="", metavar="TEXT", help="Why; kept with the change.")
+def label(session: Session, name: str, labels: tuple[str, ...], reason: str) -> None:
+    """Set labels of NODE, which jobs can ask for; KEY- takes one away. `switch` names its network switch."""
+    changes = _parse_labels(labels)
+    with session.busy("Labelling"):
+        found = session.client.label(name, changes, reason=reason)
+    print_record(session, found.raw, f"{name} has the labels {_labels(found)}.")
+
+
+def _parse_labels(words: tuple[str, ...]) -> dict[str, str | None]:
+    """`switch=leaf-3` sets, `switch-` takes away. Raises a usage error that names every word that is neither."""
+    changes: dict[str, str | None] = {}
+    wrong = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals and key and value:
+            changes[key] = value
+        elif not equals and len(word) > 1 and word.endswith("-"):
+            changes[word[:-1]] = None
+        else:
+            wrong.append(repr(word))
+    if wrong:
+        raise click.UsageError(f"{', '.join(wrong)}: write KEY=VALUE to set a label, KEY- to take it away.")
+    return changes
 
 
 @gang_command(name="release")
@@ -76,7 +170,7 @@ def release(session: Session, name: str, yes: bool) -> None:
     print_record(session, answer, f"Released {name}: {count(ended, 'attempt')} ended there.")
 
 
-def row(found: Node) -> Row:
+def row(found: Node, now: datetime) -> Row:
     """A machine as a row."""
     free = sum(1 for gpu in found.gpus if gpu.is_free)
     jobs = [str(job) for job in sorted({gpu.job_id for gpu in found.gpus if gpu.job_id is not None})]
@@ -91,7 +185,8 @@ def row(found: Node) -> Row:
             f"{found.cpus:g}",
             size(found.memory_bytes),
             " ".join(jobs) or NOTHING,
-            _note(found),
+            _labels(found),
+            _note(found, now),
         ),
         style=found.state,
     )
@@ -106,7 +201,11 @@ def _gpus(found: Node) -> str:
     return ", ".join(f"{number} × {kind}" for kind, number in kinds.items()) or NOTHING
 
 
-def _note(found: Node) -> str:
-    notes = [f"cordoned: {found.cordoned}"] if found.cordoned else []
+def _labels(found: Node) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(found.labels.items())) or NOTHING
+
+
+def _note(found: Node, now: datetime) -> str:
+    notes = [cordon_note(found, now)] if found.cordoned else []
     notes += [f"GPU {gpu.index} quarantined: {gpu.quarantined}" for gpu in found.gpus if gpu.quarantined]
     return "; ".join(notes)

@@ -67,6 +67,11 @@ def _facts(job: Job, now: datetime) -> Lines:
         lines.append(("tags", ", ".join(f"{name}={value}" for name, value in job.tags.items())))
     if job.priority:
         lines.append(("priority", str(job.priority)))
+    if job.held is not None:
+        why = f": {job.held.why}" if job.held.why else ""
+        lines.append(("held", f"by {'admin ' if job.held.is_by_admin else ''}{job.held.by}{why}"))
+    if job.start_after is not None and not job.is_terminal:
+        lines.append(("not before", job.start_after.isoformat()))
     seconds = job.cost.get("gpu_seconds")
     if isinstance(seconds, int | float) and seconds:
         lines.append(("used", f"{duration(seconds)} of GPU time"))

@@ -10,8 +10,9 @@ from datetime import datetime
 from gangline.cli.options import gang_command, job_argument
 from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
-from gangline.cli.words import condition, count, gpu_range, local_time
-from gangline.client.models import Ahead, BlockingJob, Job, Why
+from gangline.cli.start_words import blocking, quota_lines, start_sentence, variant_line
+from gangline.cli.words import condition, count, local_time
+from gangline.client.models import Ahead, Job, Why
 
 
 @gang_command()
@@ -20,7 +21,7 @@ def why(session: Session, job: str) -> None:
     """Say why JOB waits (or ended), what is ahead of it, and what would help."""
     with session.busy("Asking"):
         client = session.client
-        answer = client.why(job)
+        answer = client.why(job, variants=True)
         found = client.job(answer.id) if not session.is_json else None
     if found is None:
         session.json(answer.raw)
@@ -40,10 +41,17 @@ def lines(why: Why, job: Job, now: datetime) -> list[str]:
         if not why.can_ever_start:
             result.append("  It can never start as it is.")
         result += [f"  {line}" for line in _ahead(why.ahead)]
-        if why.estimated_start is not None:
+        if why.start is not None:
+            result.append(f"  {start_sentence(why.start, now)}")
+        elif why.estimated_start is not None:
             result.append(f"  Starts at about {local_time(why.estimated_start, now)}.")
+        if why.quota is not None:
+            result += [f"  {line}" for line in quota_lines(why.quota)]
     if why.reason.fix:
         result.append(f"  fix: {why.reason.fix}")
+    result += [f"  sooner: {variant_line(variant)}" for variant in why.variants]
+    if why.advice is not None:
+        result.append(f"  limit: {why.advice.text}")
     return result
 
 
@@ -51,19 +59,13 @@ def _ahead(ahead: Ahead) -> list[str]:
     """Who waits in front, and who holds what it needs."""
     waiting = [job for job in ahead.jobs if job.state == "waiting"]
     holding = [job for job in ahead.jobs if job.state != "waiting"]
-    names = [_blocking(job) for job in waiting]
+    names = [blocking(job) for job in waiting]
     if ahead.count > len(waiting):
         names.append(f"{ahead.count - len(waiting)} more")
     lines = [f"Ahead of it: {count(ahead.count, 'job')}: {', '.join(names)}." if names else "Ahead of it: nothing."]
     if holding:
-        lines.append(f"Holding GPUs: {', '.join(_blocking(job) for job in holding)}.")
+        lines.append(f"Holding GPUs: {', '.join(blocking(job) for job in holding)}.")
     return lines
-
-
-def _blocking(job: BlockingJob) -> str:
-    gpus = count(job.gpus, "GPU") if job.min_gpus is None else f"{gpu_range(job.gpus, job.min_gpus)} GPUs"
-    facts = [word for word in (job.owner, gpus) if word]
-    return f"{'' if job.id is None else f'{job.id} '}{job.name} ({', '.join(facts)})"
 
 
 def _ended_or_going(job: Job) -> str:
