@@ -14,7 +14,7 @@ from typing import Any, Final
 from service import errors
 from service.domain import states
 from service.domain.outcomes import OUTCOME_RULES, OutcomeRule
-from service.domain.reasons import ReasonCode
+from service.domain.reasons import REASON_MEANINGS, ReasonCode
 from service.errors import ServiceError
 from service.settings import ENV_PREFIX, Settings
 from tests.contracts.interface_documents import command_rows, job_file_rows, route_rows
@@ -55,7 +55,8 @@ def states_page() -> str:
     parts = ["# States", MADE_BY, "A state that leads to the end is final, in the database too."]
     for name, transitions in MACHINES.items():
         parts += [f"## {name}", f"```mermaid\n{diagram(transitions, FIRST_STATES[name])}\n```"]
-    parts += ["## Why a job waits", "Codes of `reason`: " + ", ".join(f"`{code}`" for code in ReasonCode) + "."]
+    rows = [("Code", "Meaning"), ("---", "---"), *((f"`{code}`", REASON_MEANINGS[code]) for code in ReasonCode)]
+    parts += ["## Why a job waits", "Codes of `reason`.", "\n".join(f"| {' | '.join(row)} |" for row in rows)]
     return "\n\n".join(parts) + "\n"
 
 

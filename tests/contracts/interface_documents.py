@@ -59,6 +59,9 @@ def _keys(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> I
             inner = definitions[reference] if reference else option
             if "properties" in inner:
                 yield from _keys(inner, definitions, f"{prefix}{name}.")
+            for element in inner.get("items", {}).get("anyOf", []):
+                if "properties" in element:
+                    yield from _keys(element, definitions, f"{prefix}{name}[].")
 
 
 def route_rows() -> list[tuple[str, str, str, str]]:

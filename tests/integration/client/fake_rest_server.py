@@ -67,6 +67,8 @@ def a_job(job_id: int = 12, **changes: Any) -> dict[str, Any]:
         "resources": {"nodes": 2, "gpus_per_node": 2, "gpus": 4, "gpu": None},
         "processes_per_node": 2,
         "priority": 0,
+        "held": None,
+        "start_after": None,
         "tags": {},
         "attempts": 1,
         "attempt": None,

@@ -150,7 +150,10 @@ def test_a_user_who_is_no_admin_may_not_administer(api: Api, route: Route) -> No
 
 
 JOB_ROUTES = [route for route in GUARDED if "{job_id}" in route.values[0].template]  # type: ignore[union-attr]
-INSIDE = (Action.JOB_READ, Action.JOB_CANCEL, Action.JOB_REQUEUE)
+OF_OWNER = (Action.JOB_CANCEL, Action.JOB_REQUEUE, Action.JOB_EXTEND, Action.JOB_TURN)
+INSIDE = (Action.JOB_READ, *OF_OWNER)
+NOT_ONCE_ENDED = ("/requeue", "/limit", "/hold", "/priority")
+BODIES: dict[str, dict[str, Any]] = {"priority": {"priority": "low"}, "limit": {"seconds": 60}}
 
 
 def with_job(route: Route, job_id: int) -> str:
@@ -177,10 +180,13 @@ def test_a_job_of_another_team_shows_its_face_and_a_private_one_not_even_that(
 ) -> None:
     job_id = running_job(api, private=is_private)
 
-    answer = api.request(route.method, with_job(route, job_id), who, json={} if route.method == "POST" else None)
+    body = BODIES.get(route.template.rpartition("/")[2], {})
+    options = {"json": body} if route.method == "POST" else {}
+
+    answer = api.request(route.method, with_job(route, job_id), who, **options)
 
     if expected == "hidden":
-        unknown = api.request(route.method, with_job(route, 10**9), who, json={} if route.method == "POST" else None)
+        unknown = api.request(route.method, with_job(route, 10**9), who, **options)
         assert (answer.status_code, unknown.status_code) == (404, 404)
         told, other = answer.json(), unknown.json()
         assert {**told, "detail": "", "request_id": ""} == {**other, "detail": "", "request_id": ""}
@@ -188,9 +194,9 @@ def test_a_job_of_another_team_shows_its_face_and_a_private_one_not_even_that(
     elif expected == "face":
         assert answer.status_code == (403 if route.action in INSIDE else 200)
         assert "secret" not in answer.text.replace('"tags": {"secret": "tag"}', "")
-    elif route.action in (Action.JOB_CANCEL, Action.JOB_REQUEUE) and who == "amy":
-        assert answer.status_code == 403, "a job is cancelled and requeued by its owner or an admin"
-    elif route.action is Action.JOB_REQUEUE:
+    elif route.action in OF_OWNER and who == "amy":
+        assert answer.status_code == 403, "a job is stopped, and its turn changed, by its owner or an admin"
+    elif route.template.endswith(NOT_ONCE_ENDED):
         assert (answer.status_code, answer.json()["code"]) == (409, "conflict"), "it has ended"
     else:
         assert answer.status_code == 200

@@ -97,6 +97,10 @@ class FakeApi:
             attempt = self.attempts[plan.attempt_id] = FakeAttempt(plan=plan)
             return attempt
 
+    def limit(self, attempt_id: int, seconds: float) -> None:
+        """Change the time limit, through the directive."""
+        self._direct(attempt_id, time_limit_seconds=seconds)
+
     def stop(self, attempt_id: int, intent: str = "cancel", grace_seconds: float = 1.0) -> None:
         """Ask the supervisor to stop, through the directive."""
         self._direct(attempt_id, stop={"intent": intent, "grace_seconds": grace_seconds})

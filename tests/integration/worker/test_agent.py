@@ -93,6 +93,23 @@ def test_a_new_node_enrols_says_what_it_has_and_keeps_its_credential_private(age
     assert agent.data.stat().st_mode & 0o777 == 0o700
 
 
+def test_heartbeats_tell_how_much_each_slot_works(agent: AgentProcess, api: FakeApi) -> None:
+    agent.start()
+    busy = "while True: pass"
+    slot = AssignedGPU(index=1, uuid="cpu-slot-1", kind="cpu_slot")
+    attempt = api.place(a_plan(7, shell=f"exec {sys.executable} -S -c '{busy}'", gpus=(slot,)))
+
+    def use() -> dict[int, float]:
+        return {use["index"]: use["utilisation"] for use in api.heartbeats[-1]["gpu_use"]}
+
+    agent.until(lambda: use().get(1, 0.0) > 0.3, f"no work is seen in {api.heartbeats[-1]}")
+    assert use()[0] == 0.0
+    assert next(use["memory_bytes"] for use in api.heartbeats[-1]["gpu_use"] if use["index"] == 1) > 2**20
+    api.stop(7)
+    wait_for_end(agent, attempt)
+    agent.until(lambda: use() == {0: 0.0, 1: 0.0}, "the slot is still said to work")
+
+
 def test_a_restarted_agent_does_not_enrol_again_and_says_that_it_is_a_new_incarnation(
     agent: AgentProcess, api: FakeApi
 ) -> None:

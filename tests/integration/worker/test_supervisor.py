@@ -313,6 +313,18 @@ def test_the_time_limit_counts_from_the_start_of_the_ranks(supervise: Supervise)
     assert 0.4 <= rank["ended_at"] - rank["started_at"] < 2.0
 
 
+def test_more_time_counts_from_the_start_of_the_ranks_too(supervise: Supervise, api: FakeApi) -> None:
+    run = supervise(shell="echo ready; sleep 3600", time_limit_seconds=60.0)
+    wait_until(lambda: run.output() == b"ready\n", 10, "the program did not start")
+
+    api.limit(run.plan.attempt_id, 1.0)
+
+    report = run.report()
+    (rank,) = report["ranks"]
+    assert report["failure"]["message"] == "It ran for its whole time limit of 1 s."
+    assert 1.0 <= rank["ended_at"] - rank["started_at"] < 5.0
+
+
 def test_an_attempt_that_is_stopped_while_it_waits_starts_nothing(supervise: Supervise, api: FakeApi) -> None:
     run = supervise(shell="echo started", node_rank=1, num_nodes=2, first_rank=1, world_size=2)
     api.stop(run.plan.attempt_id, "cancel", 5.0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.protocol.outcomes import Outcome, StopIntent, TrainerExit
-from service.domain.decide_outcome import NodeEnding, decide_outcome
+from service.domain.decide_outcome import CANCELS, NodeEnding, decide_outcome
 from tests.unit.service.endings import failure, lost, node, rank, silent
 
 STOPPED: dict[str, Any] = {"signal": "SIGTERM", "stopped": True}
@@ -127,6 +127,10 @@ TABLE: dict[str, Case] = {
     ),
     "a cancel, whatever the ranks then did": case(
         "cancelled", node(1, rank(0, 3), rank(1, **STOPPED)), intent=StopIntent.CANCEL, rank=None
+    ),
+    "an admin's stop": case("cancelled", node(1, rank(0, **STOPPED)), intent=StopIntent.ADMIN_STOP, rank=None),
+    "an admin's stop that met a training just done": case(
+        "cancelled", node(1, rank(0), result="succeeded"), intent=StopIntent.ADMIN_STOP, kind="recipe"
     ),
     "a cancel that met a job just done": case("cancelled", node(1, rank(0)), intent=StopIntent.CANCEL),
     "a cancel and a lost node": case("cancelled", node(1, rank(0, **STOPPED)), lost(2), intent=StopIntent.CANCEL),
@@ -291,7 +295,7 @@ def test_every_exit_code_of_a_training_has_one_outcome(kind: str, code: int) -> 
 @pytest.mark.parametrize("code", [0, 65, 75, 76])
 def test_a_finished_training_is_a_success_under_every_intent_but_a_cancel(intent: StopIntent | None, code: int) -> None:
     ends = [node(1, rank(0, code), rank(1, **ABORTED), result="succeeded"), node(2, rank(2, 68), result="succeeded")]
-    expected = Outcome.CANCELLED if intent is StopIntent.CANCEL else Outcome.SUCCEEDED
+    expected = Outcome.CANCELLED if intent in CANCELS else Outcome.SUCCEEDED
     assert decide_outcome(ends, intent, kind="recipe").outcome is expected
 
 

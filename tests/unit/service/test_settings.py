@@ -8,8 +8,12 @@ import re
 import pytest
 
 from service.errors import SettingsError
+from service.scheduler import scheduling_pass
+from service.scheduler.policies import DEFAULT_POLICY, POLICIES
 from service.settings import (
     ENV_PREFIX,
+    POLICY_NAMES,
+    PREEMPTION_KINDS,
     SMALL_POOL_NODES,
     Settings,
     interval_seconds,
@@ -98,6 +102,14 @@ def test_o28_a_pool_of_any_size_may_miss_two_heartbeats_before_a_node_is_unreach
     assert unreachable_seconds(settings, num_nodes) >= settings.unreachable_seconds
     assert interval * 2 < silent_seconds(settings, num_nodes) <= unreachable_seconds(settings, num_nodes)
     assert unreachable_seconds(settings, num_nodes) < settings.lost_seconds
+
+
+def test_the_policies_that_can_be_set_are_those_that_are_registered() -> None:
+    assert set(POLICY_NAMES) == set(POLICIES)
+    assert Settings().policy == DEFAULT_POLICY
+    assert set(PREEMPTION_KINDS) == set(scheduling_pass.PREEMPTION_KINDS)
+    assert problems_of(policy="sjf") == ["policy is one of time-left, fifo, fifo+easy, not 'sjf'."]
+    assert problems_of(preemption="some") == ["preemption is one of all, reclaim_only, none, not 'some'."]
 
 
 def test_a_healthy_set_of_short_deadlines_is_accepted() -> None:

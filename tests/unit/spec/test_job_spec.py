@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.spec import CodeSpec, JobSpec, ResourceSpec, RetrySpec, RunSpec
+from service.domain.spec import CodeSpec, Condition, Dependency, JobSpec, ResourceSpec, RetrySpec, RunSpec
 from service.schemas.job_spec import job_schema
 from trainer.plan.parallel_plan import ParallelRequest
 from trainer.plan.training_plan import CheckpointSettings, RunTarget, TrainingSpec, TrainSettings
@@ -54,6 +54,7 @@ SPECS = st.builds(
         cpus_per_node=st.none() | NUMBERS,
         memory_bytes_per_node=st.none() | st.integers(0, 2**60),
         time_limit_seconds=st.none() | NUMBERS,
+        labels=st.dictionaries(TEXT, TEXT, max_size=3),
     ),
     env=st.dictionaries(TEXT, TEXT, max_size=3),
     retry=st.builds(
@@ -65,6 +66,8 @@ SPECS = st.builds(
     stop_grace_seconds=NUMBERS,
     tags=st.dictionaries(TEXT, TEXT, max_size=3),
     priority=st.integers(-100, 100),
+    start_after=st.none() | TEXT,
+    after=st.lists(st.builds(Dependency, job=st.integers(1, 99), condition=st.sampled_from(Condition))).map(tuple),
 )
 
 
@@ -97,6 +100,9 @@ def test_o23_nothing_of_a_spec_with_every_field_set_is_lost() -> None:
             total_gpus=6,
             min_gpus=5,
             gpu_type="H100",
+            gpu_memory_bytes=40,
+            labels={"disk": "nvme"},
+            exclusive=True,
             cpus_per_node=1.5,
             memory_bytes_per_node=7,
             time_limit_seconds=8.5,
@@ -109,6 +115,11 @@ def test_o23_nothing_of_a_spec_with_every_field_set_is_lost() -> None:
         stop_grace_seconds=1.0,
         tags={"k": "v"},
         priority=5,
+        on_time_limit="requeue",
+        hold=True,
+        start_after="2026-11-01T01:30:00-05:00",
+        zone="America/New_York",
+        after=(Dependency(job=12), Dependency(job=13, condition=Condition.NOT_OK)),
     )
     changed = [f.name for f in dataclasses.fields(spec) if getattr(spec, f.name) == f.default]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.domain.spec import CodeSpec, JobSpec, ResourceSpec, RetrySpec, RunSpec
+from service.domain.spec import CodeSpec, Condition, Dependency, JobSpec, ResourceSpec, RetrySpec, RunSpec
 from service.errors import FieldProblem
 from service.schemas.parse_spec import InvalidSpec, parse_spec
 
@@ -23,7 +23,9 @@ private: true
 code: {{bundle: "{DIGEST}"}}
 python: python3
 run: {{script: train.py, args: ["--lr", "3e-4"]}}
-resources: {{nodes: 2, gpus_per_node: 2, gpu: H100, cpus: 4, memory: 32GiB, time: 4h}}
+resources:
+  {{nodes: 2, gpus_per_node: 2, gpu: H100, gpu_memory: 40GiB, labels: {{disk: nvme}}, exclusive: true, cpus: 4,
+   memory: 32GiB, time: 4h}}
 processes_per_node: 3
 env: {{KEY: "value"}}
 retry: {{max: 2, on: [user_error], exit_codes: [75, 143]}}
@@ -32,6 +34,10 @@ on_disconnect: stop
 stop_grace: 45s
 tags: {{project: x}}
 priority: -5
+on_time_limit: requeue
+hold: true
+start_after: 2026-11-01T01:30:00-05:00
+after: [12, {{job: 13, condition: any}}]
 """
 WHOLE_SPEC = JobSpec(
     name="gpt",
@@ -44,6 +50,9 @@ WHOLE_SPEC = JobSpec(
         num_nodes=2,
         gpus_per_node=2,
         gpu_type="H100",
+        gpu_memory_bytes=40 * 2**30,
+        labels={"disk": "nvme"},
+        exclusive=True,
         cpus_per_node=4.0,
         memory_bytes_per_node=32 * 2**30,
         time_limit_seconds=14_400.0,
@@ -56,6 +65,11 @@ WHOLE_SPEC = JobSpec(
     stop_grace_seconds=45.0,
     tags={"project": "x"},
     priority=-5,
+    on_time_limit="requeue",
+    hold=True,
+    start_after="2026-11-01T01:30:00-05:00",
+    zone="-05:00",
+    after=(Dependency(job=12), Dependency(job=13, condition=Condition.ANY)),
 )
 SMALLEST = {"name": "x", "run": {"command": ["true"]}}
 
@@ -94,12 +108,17 @@ def test_json_and_yaml_say_the_same() -> None:
     wire = {
         **{key: document[key] for key in ("name", "team", "private", "python", "env", "preemptible", "tags")},
         **{key: document[key] for key in ("on_disconnect", "processes_per_node", "priority")},
+        **{key: document[key] for key in ("on_time_limit", "hold", "start_after")},
+        "after": [12, {"job": 13, "condition": "any"}],
         "code": {"bundle": DIGEST},
         "run": {"script": "train.py", "args": ["--lr", "3e-4"]},
         "resources": {
             "nodes": 2,
             "gpus_per_node": 2,
             "gpu": "H100",
+            "gpu_memory": 40 * 2**30,
+            "labels": {"disk": "nvme"},
+            "exclusive": True,
             "cpus": 4,
             "memory": 34359738368,
             "time": 14400,

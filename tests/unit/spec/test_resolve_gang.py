@@ -9,16 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.domain.spec import (
-    DoesNotFit,
-    JobSpec,
-    NodeShape,
-    ResolvedGang,
-    ResourceSpec,
-    RunSpec,
-    gpu_type_matches,
-    resolve_gang,
-)
+from service.domain.misfit import DoesNotFit
+from service.domain.node_shapes import NodeShape, gpu_type_matches, least_gpu_memory
+from service.domain.spec import JobSpec, ResolvedGang, ResourceSpec, RunSpec, resolve_gang
 
 GIB = 2**30
 A100 = frozenset({"NVIDIA A100-SXM4-80GB"})
@@ -355,3 +348,115 @@ def test_a_range_has_just_the_layouts_that_would_each_be_taken_alone(
                 assert same == []
             else:
                 assert [one.cpus_per_node for one in same] == [alone.cpus_per_node]
+
+
+# --- GPU memory, labels, exclusive nodes ---------------------------------------------------------------------------
+
+
+def labelled(num_gpus: int, gib: int = 80, **labels: str) -> NodeShape:
+    """A node of GPUs with so much memory, in binary gigabytes, and these labels."""
+    return replace(node(num_gpus), gpu_memories=(gib * GIB,) * num_gpus, labels=labels)
+
+
+CHOICE = [labelled(4, 80, rack="a"), labelled(4, 24, rack="a", disk="nvme"), labelled(2, 80, rack="b")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"total_gpus": 4, "gpu_memory_bytes": 40 * GIB}, (1, 4)),
+        ({"total_gpus": 6, "gpu_memory_bytes": 24 * GIB}, (2, 3)),
+        ({"num_nodes": 2, "gpus_per_node": 2, "gpu_memory_bytes": 80 * GIB}, (2, 2)),
+        ({"gpus_per_node": 4, "labels": {"rack": "a"}}, (1, 4)),
+        ({"gpus_per_node": 4, "labels": {"rack": "a", "disk": "nvme"}}, (1, 4)),
+        ({"total_gpus": 2, "labels": {"rack": "b"}, "exclusive": True}, (1, 2)),
+    ],
+)
+def test_only_nodes_with_the_labels_and_gpus_with_the_memory_count(
+    asked: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    assert layout(job(**asked), CHOICE) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "fix"),
+    [
+        ({"gpu_memory_bytes": 81 * GIB}, "The largest such GPU of the pool has 80GiB.", "gpu_memory to at most 80GiB"),
+        (
+            {"num_nodes": 3, "gpu_memory_bytes": 40 * GIB},
+            "asks for 3 nodes with 1 GPU of at least 40GiB each. The pool has 2 such nodes.",
+            "Set resources.nodes to at most 2.",
+        ),
+        ({"total_gpus": 8, "gpu_memory_bytes": 40 * GIB}, "equal shares is 4 GPUs (1 node × 4)", "resources.gpus to 4"),
+        ({"labels": {"rack": "c"}}, "No node has the label rack=c: its values here are a, b.", "resources.labels.rack"),
+        ({"labels": {"ib": "yes"}}, "No node has the label ib=yes: no node has that label.", "leave it out"),
+        ({"labels": {"rack": "b", "disk": "nvme"}}, "no node has all of them", "fewer resources.labels"),
+        ({"num_nodes": 2, "labels": {"rack": "b"}}, "The pool has 1 such node.", "Set resources.nodes to at most 1."),
+        ({"min_gpus": 3, "total_gpus": 4, "labels": {"rack": "b"}}, "equal shares is 2 GPUs", "min to at most 2"),
+        ({"min_gpus": 1, "total_gpus": 4, "labels": {"rack": "c"}}, "No node has the label rack=c", "labels.rack"),
+        ({"gpu_type": "B200", "gpu_memory_bytes": GIB}, "No node has a GPU of type B200", "resources.gpu"),
+    ],
+)
+def test_o20_labels_and_memory_that_no_node_has_are_refused_with_what_there_is(
+    asked: dict[str, Any], message: str, fix: str
+) -> None:
+    answer = resolve_gang(job(**asked), CHOICE)
+
+    assert isinstance(answer, DoesNotFit)
+    assert message in answer.message
+    assert fix in answer.fix
+
+
+def test_cpu_slots_have_no_memory_of_their_own() -> None:
+    answer = resolve_gang(job(gpu_memory_bytes=GIB), [node(4)])
+    assert isinstance(answer, DoesNotFit)
+    assert "CPU slots have none" in answer.message
+
+
+def test_a_pool_without_any_node_takes_labels_and_memory_as_they_are_said() -> None:
+    assert layout(job(total_gpus=4, gpu_memory_bytes=GIB, labels={"a": "b"}), []) == (1, 4)
+
+
+def test_the_smallest_gpu_that_a_job_may_get_has_the_memory_that_it_asks_for() -> None:
+    shapes = [replace(shape, gpu_memory_bytes=min(shape.gpu_memories)) for shape in CHOICE]
+    assert least_gpu_memory(None, shapes) == 24 * GIB
+    assert least_gpu_memory(None, shapes, at_least=30 * GIB) == 80 * GIB
+    assert least_gpu_memory(None, [], at_least=30 * GIB) == 30 * GIB
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            labelled,
+            st.integers(0, 4),
+            st.sampled_from([24, 80]),
+            rack=st.sampled_from(["a", "b"]),
+        ),
+        max_size=4,
+    ),
+    st.integers(1, 3),
+    st.integers(1, 8),
+    st.sampled_from([None, 24 * GIB, 60 * GIB, 90 * GIB]),
+    st.sampled_from([{}, {"rack": "a"}, {"rack": "c"}]),
+    st.booleans(),
+)
+def test_every_job_gets_a_gang_or_an_explanation(
+    shapes: list[NodeShape], least: int, most: int, memory: int | None, labels: dict[str, str], is_range: bool
+) -> None:
+    asked: dict[str, Any] = {"total_gpus": most, "gpu_memory_bytes": memory, "labels": labels}
+    if is_range:
+        asked["min_gpus"] = min(least, most)
+    elif least > 1:
+        asked = {**asked, "total_gpus": None, "num_nodes": least, "gpus_per_node": most}
+    answer = resolve_gang(job(**asked), shapes)
+    if isinstance(answer, DoesNotFit):
+        assert answer.message and answer.fix
+    elif shapes:
+        able = [
+            shape
+            for shape in shapes
+            if labels.items() <= shape.labels.items()
+            and sum(size >= (memory or 0) for size in shape.gpu_memories) >= answer.gpus_per_node
+        ]
+        assert len(able) >= answer.num_nodes

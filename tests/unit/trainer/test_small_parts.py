@@ -158,7 +158,15 @@ def test_a_loss_that_is_no_single_value_is_refused_with_what_it_was(value: objec
 
 @pytest.mark.parametrize(
     ("content", "is_final"),
-    [(None, False), ("preempt", False), ("drain", False), ("time_limit", False), ("cancel", True), ("fenced", True)],
+    [
+        (None, False),
+        ("preempt", False),
+        ("drain", False),
+        ("time_limit", False),
+        ("cancel", True),
+        ("admin_stop", True),
+        ("fenced", True),
+    ],
 )
 def test_only_who_will_not_go_on_stops_without_a_checkpoint(
     tmp_path: Path, content: str | None, is_final: bool
