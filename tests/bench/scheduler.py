@@ -16,7 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from service.domain.gang_layout import GangLayout, fixed_layout
+from service.operations.explain_job import explain_in
+from service.scheduler.calibration import Calibration
 from service.scheduler.facts import GPUView, NodeView, Team, WaitingJob
+from service.scheduler.forecast import forecast
 from service.scheduler.plan import PolicyOptions, decide, plan
 from service.scheduler.world import World
 
@@ -176,6 +179,18 @@ def cold_fill(num_gpus: int, num_queued: int) -> float:
     return time.perf_counter() - began
 
 
+def answers(pool: Pool) -> dict[str, float]:
+    """Milliseconds to say why a job waits, and when it starts, from a world that is held already."""
+    calibration = Calibration()
+    ids = [entry.id for entry in pool.world.queue.entries.values()]
+    chosen = pool.chance.sample(ids, 31)
+    why, when = [], []
+    for job_id in chosen:
+        why.append(timed(lambda job_id=job_id: explain_in(pool.world, job_id, pool.now, None), 1))  # type: ignore[misc]
+        when.append(timed(lambda job_id=job_id: forecast(pool.world, job_id, pool.now, calibration), 1))  # type: ignore[misc]
+    return {"why_ms": statistics.median(why), "forecast_ms": statistics.median(when), "forecast_most_ms": max(when)}
+
+
 def growth() -> dict[str, float]:
     """What ten times the queue, the nodes and the running jobs cost, as ratios of medians in interleaved rounds."""
     base = a_pool(1_000, 1_000)
@@ -209,6 +224,7 @@ def main() -> int:
             figures["naive_ms_1k"] = naive
             figures["ratio_to_naive_1k"] = naive / figures["pass_median_ms_1k"]
         else:
+            figures |= answers(pool)
             figures["plan_ms_10k"] = timed(lambda pool=pool: plan(pool.world, pool.now, explain=False), 9)  # type: ignore[misc]
     taken = rounds(a_pool(1_000, 10_000, num_teams=20))
     figures["pass_median_ms_1k_quotas"] = statistics.median(taken)
