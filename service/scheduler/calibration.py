@@ -19,6 +19,8 @@ WAIT_EDGES: Final = (SOON_SECONDS, 3_600.0, 4 * 3_600.0, 12 * 3_600.0, 48 * 3_60
 """Between the classes of foretold waits."""
 MEMORY: Final = 120
 """Ended waits kept of each class."""
+HALF_TRUSTED: Final = 30
+"""So many waits of a class count for half of the middle of its ranges, the model itself for the other half."""
 MOST_OPEN: Final = 4_000
 PRIOR: Final[Mapping[bool, tuple[float, ...]]] = {
     True: (0.5, 1.0, 1.0, 1.0, 1.2, 2.0, 4.0, 8.0, 20.0, 60.0),
@@ -90,6 +92,11 @@ class Calibration:
         if are_late:
             waiting = [one for one in waiting if now - one.at > SOON_SECONDS]
         return _quantiles(ended, sorted((now - one.at) / one.seconds for one in waiting), sorted(shares))
+
+    def trust(self, size: SizeClass, seconds: float, *, are_late: bool = False) -> float:
+        """How far the experience with this kind counts, 0 to 1: a handful of jobs of one crowd says little."""
+        count = len((self._late if are_late else self._ended)[_key(size, seconds)])
+        return count / (count + HALF_TRUSTED)
 
     def to_json(self) -> dict[str, Any]:
         """For a look at it, and to be kept over a restart."""

@@ -16,7 +16,7 @@ from service.scheduler.scheduling_pass import PolicyOptions
 from service.scheduler.world import World
 
 LOW_SHARE: Final = 0.005
-HIGH_SHARE: Final = 0.945
+HIGH_SHARE: Final = 0.94
 """Of the jobs of a kind, how many start within the range shown: from the one share to the other."""
 HIGH_SHARE_SOON: Final = 0.995
 """The same of jobs that should start within minutes: only the few that do not are interested in the far end."""
@@ -76,6 +76,7 @@ def mended(seconds: float, size: int, calibration: Calibration, now: float, paus
     # Who starts within minutes after all needs no forecast: the middle and the far end are for those who do not.
     shares = (0.5, HIGH_SHARE if is_late else HIGH_SHARE_SOON)
     middle, high = calibration.factors(size, seconds, shares, now, are_late=is_late)
+    middle = middle ** calibration.trust(size, seconds, are_late=is_late)
     p50 = max(base * middle, SOON_SECONDS) if is_late else base * middle
     return Forecast(
         low=pause + min(base * low, p50),

@@ -21,8 +21,8 @@ MOST_PASSES: Final = 90
 """Steps into the future; most jobs start within 15."""
 STEP_SHARE: Final = 0.06
 """A step is at least this share of the time gone by: what lies far ahead need not be known to the minute."""
-MOST_PASSES_OF_PART: Final = 18
-STEP_SHARE_OF_PART: Final = 0.25
+MOST_PASSES_OF_PART: Final = 14
+STEP_SHARE_OF_PART: Final = 0.3
 """The same where only a part of the pool is looked at: finer steps would tell no more."""
 MOST_SECONDS: Final = 60 * 86_400.0
 OPENS: Final = -1

@@ -16,11 +16,11 @@ from service.scheduler.facts import PlacedGang, RunningJob, Team, User, WaitingJ
 from service.scheduler.jobs import Entry, Run
 from service.scheduler.world import World
 
-MOST_NODES: Final = 40
-"""A pool of up to so many nodes is copied whole."""
-NODES_OF_PART: Final = 16
+MOST_NODES: Final = 160
+"""A pool of up to so many nodes is copied whole: what is learnt from a part is much coarser."""
+NODES_OF_PART: Final = 24
 MOST_AHEAD: Final = 200
-MOST_AHEAD_OF_PART: Final = 60
+MOST_AHEAD_OF_PART: Final = 50
 """Jobs of the queue in the copy that have their turn before the one that it is made for."""
 MOST_BEHIND: Final = 40
 
@@ -38,7 +38,9 @@ class SmallCopy:
 
 def small_copy(world: World, job: WaitingJob, now: float) -> SmallCopy:
     """A copy in which `job` waits, whether it does in the world or not. Leaves the world as it is."""
-    able = sorted((node for node in world.nodes.values() if node.view.blocked_by is None), key=lambda node: node.order)
+    able = [node for node in world.nodes.values() if node.view.blocked_by is None]
+    # By what is free, so that a part has its share of full nodes and of those where a job still fits.
+    able.sort(key=lambda node: (-node.available.bit_count(), node.order))
     factor = 1 if len(able) <= MOST_NODES else -(-len(able) // NODES_OF_PART)
     nodes = {node.id: node for node in able[::factor]}
     before, after = _counts(world, turn := _turn_of(world, job, now))

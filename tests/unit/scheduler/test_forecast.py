@@ -98,7 +98,7 @@ def test_a_forecast_leaves_the_world_as_it_was() -> None:
 
 
 def test_a_large_pool_is_looked_at_in_part_and_behaves_like_the_whole() -> None:
-    count = 3 * MOST_NODES
+    count = MOST_NODES + 20
     nodes = [node(number, 4, cpus=64.0) for number in range(1, count + 1)]
     # One node of three is free after an hour, and each has a job ahead; the others are held for days.
     held = [runs(number, f"{number}:0,1,2,3", HOUR if number % 3 == 1 else 30 * DAY) for number in range(1, count + 1)]
@@ -113,8 +113,18 @@ def test_a_large_pool_is_looked_at_in_part_and_behaves_like_the_whole() -> None:
     assert HOUR <= (seconds_until(world, 5000) or 0.0) <= 6 * HOUR
 
 
+def test_jobs_have_the_same_time_left_in_the_copy_as_in_the_world() -> None:
+    queue = [job(number, limit=number * HOUR, reports=number % 2 == 0) for number in range(1, 9)]
+    world = World([node(1, 4)], queue, ratios=[0.01 * number for number in range(100)], now=NOW)
+
+    copy = small_copy(world, queue[3], NOW).world
+
+    lefts = {entry.id: entry.left for entry in world.queue.entries.values()}
+    assert {entry.id: entry.left for entry in copy.queue.entries.values()} == lefts
+
+
 def test_a_gang_shrinks_with_the_pool_and_quotas_do_too() -> None:
-    count = 2 * MOST_NODES
+    count = MOST_NODES + 1
     nodes = [node(number, 4, cpus=64.0) for number in range(1, count + 1)]
     world = World(nodes, [waits(1, count, 4)], teams=[team(0, quota_gpus=4 * count)], now=NOW)
 
@@ -147,8 +157,21 @@ def test_what_took_twice_as_long_is_expected_to_do_so_again() -> None:
 
     made = mended(2 * HOUR, 0, calibration, 200 * DAY)
 
-    assert made.p50 == pytest.approx(4 * HOUR)
+    assert made.p50 is not None
+    assert 3.2 * HOUR < made.p50 <= 4 * HOUR
     assert made.model_seconds == 2 * HOUR
+
+
+def test_a_handful_of_jobs_of_one_crowd_moves_the_middle_little() -> None:
+    calibration = Calibration()
+    for number in range(5):
+        calibration.foretold(number, 0, 10 * HOUR, 0.0)
+        calibration.started(number, HOUR)
+
+    made = mended(10 * HOUR, 0, calibration, DAY)
+
+    assert made.p50 is not None
+    assert made.p50 > 5 * HOUR
 
 
 def test_a_range_holds_what_it_shows_and_never_turns_round() -> None:
