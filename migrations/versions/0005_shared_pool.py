@@ -57,6 +57,13 @@ FILL_FROM_SPEC = {
     ),
 }
 """What a job of before said in its spec alone."""
+FILL_FROM_LAST_ATTEMPT = (
+    "UPDATE jobs SET served_seconds = coalesce(("
+    "SELECT CASE WHEN attempts.ended_at > attempts.running_at THEN attempts.ended_at - attempts.running_at END "
+    "FROM attempts WHERE attempts.job_id = jobs.id ORDER BY attempts.number DESC LIMIT 1), 0) "
+    "WHERE state IN ('succeeded', 'failed', 'cancelled')"
+)
+"""For how long a job that has ended ran in the end. What is not known stays 0, which says nothing of its limit."""
 
 
 def upgrade() -> None:
@@ -67,6 +74,7 @@ def upgrade() -> None:
         op.add_column(table, sa.Column(name, kind, nullable=False, server_default=default))
     dialect = op.get_bind().dialect.name
     op.execute(FILL_FROM_SPEC[dialect])
+    op.execute(FILL_FROM_LAST_ATTEMPT)
     if dialect != "sqlite":  # which cannot drop one
         op.alter_column("jobs", "wait_began_at", server_default=None)
     _create_tables()

@@ -17,6 +17,7 @@ from gangline.protocol.names import API_PREFIX
 from service.api.deps import JOB_ROW, State, caller, job_facts, json_response
 from service.api.job_json import Latest, least_gpus, load_attempts, progress_json
 from service.api.nodes import nodes_json
+from service.api.start_json import reason_json
 from service.auth.permissions import Action, may_read
 from service.auth.principals import Principal
 from service.clock import rfc3339
@@ -89,7 +90,7 @@ def _waiting(connection: Connection, principal: Principal, limit: int) -> list[d
             "gpus": row.num_nodes * row.gpus_per_node,
             "min_gpus": least_gpus(row.layouts),
             "waiting_since": rfc3339(row.wait_began_at),
-            "reason": json.loads(row.reason) if row.reason else None,
+            "reason": reason_json(principal, row, json.loads(row.reason) if row.reason else None),
         }
         for row in connection.execute(query)
     ]

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
-from service.api.deps import JOB_ROW, State, caller, job_facts, json_response
-from service.api.start_json import face, start_json
-from service.auth.permissions import Action, may_read
+from service.api.deps import JOB_ROW, State, caller, json_response
+from service.api.start_json import face, reason_json, start_json
+from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.clock import rfc3339
 from service.db.tables import jobs
@@ -49,7 +49,6 @@ def get_queue(
 
 
 def _item(row: Any, one: Waiting, at: float, principal: Principal) -> dict[str, Any]:
-    is_insider = may_read(principal, job_facts(row)) or not row.is_private
     reason = json.loads(row.reason) if row.reason else SUBMITTED.to_json()
     return {
         **face(principal, row, None),
@@ -57,6 +56,6 @@ def _item(row: Any, one: Waiting, at: float, principal: Principal) -> dict[str, 
         "position": one.position,
         "left_seconds": one.left_seconds,
         "waiting_since": rfc3339(row.wait_began_at),
-        "reason": reason if is_insider else {**reason, "fix": ""},
+        "reason": reason_json(principal, row, reason),
         "start": None if one.forecast is None else start_json(one.forecast, at),
     }

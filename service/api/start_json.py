@@ -18,7 +18,7 @@ from service.clock import rfc3339
 from service.db.tables import attempts, jobs
 from service.domain.gang_layout import fixed_layout
 from service.domain.limit_advice import LimitAdvice, advise_limit, words_of
-from service.domain.reasons import Reason, ReasonCode
+from service.domain.reasons import REASON_MEANINGS, Reason, ReasonCode
 from service.domain.states import AttemptState
 from service.operations.explain_job import look
 from service.operations.load_limit_history import load_limit_history
@@ -168,6 +168,15 @@ def faces(connection: Connection, principal: Principal, ids: Iterable[int]) -> l
         )
     }
     return [face(principal, rows[job_id], held.get(job_id)) for job_id in wanted if job_id in rows]
+
+
+def reason_json(principal: Principal, row: Row[Any], reason: dict[str, str] | None) -> dict[str, str] | None:
+    """Why a job waits, as anybody may see it: of a private one what kind of reason it is, and no word of its own."""
+    if reason is None or not row.is_private or may_read(principal, job_facts(row)):
+        return reason
+    # A code of another version of the service means nothing to this one.
+    meaning = REASON_MEANINGS[ReasonCode(reason["code"])] if reason["code"] in list(ReasonCode) else "It waits."
+    return {"code": reason["code"], "text": meaning, "fix": ""}
 
 
 def face(principal: Principal, row: Row[Any], held: int | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -25,6 +26,8 @@ from service.operations.load_usage import Window, load_usage
 router = APIRouter(prefix=API_PREFIX)
 Anybody = Annotated[Principal, Depends(caller(Action.POOL_SEE))]
 DEFAULT_WINDOW_SECONDS = 28 * 86_400.0
+MAX_WINDOW_DAYS = 366
+"""Every attempt in the window is read into memory."""
 NUMBERS = ("held_gpu_hours", "busy_gpu_hours", "lost_gpu_hours", "jobs")
 
 
@@ -68,6 +71,13 @@ def _window(axes: Sequence[str], since: str | None, until: str | None, now: floa
     if begin >= end:
         raise InvalidRequest(
             f"since ({rfc3339(begin)}) must lie before until ({rfc3339(end)})", fix="Exchange or correct them."
+        )
+    days = (end - begin) / 86_400.0
+    if days > MAX_WINDOW_DAYS:
+        raise InvalidRequest(
+            f"from since ({rfc3339(begin)}) to until ({rfc3339(end)}) are {math.ceil(days)} days, but at most "
+            f"{MAX_WINDOW_DAYS} can be asked for at once",
+            fix="Ask for each year by itself, with since and until.",
         )
     return Window(since=begin, until=end)
 

@@ -95,6 +95,10 @@ def authorise(principal: Principal, action: Action, job: JobFacts | None = None)
     if job is not None and job.is_private and not _insider(principal, job):
         raise NotFound(f"there is no job {job.job_id}")
     if not RULES[action](principal, job):
+        if job is not None and _insider(principal, job):
+            raise Forbidden(
+                f"only its owner or an admin may do {action} on job {job.job_id}, and {principal.name} is neither"
+            )
         if job is not None:
             raise Forbidden(f"job {job.job_id} belongs to another team; {principal.name} may not do {action} on it")
         raise Forbidden(f"{principal.name} is not an admin")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from gangline.protocol.outcomes import StopIntent
+from service.db.resuming import does_resume
 from service.db.session import Database, Write
 from service.db.tables import attempt_nodes, attempts, jobs, nodes
 from service.domain.states import AttemptNodeState, AttemptState
@@ -36,7 +37,6 @@ _HELD_BY = (
         attempts.c.id,
         attempts.c.job_id,
         attempts.c.state,
-        jobs.c.is_preemptible,
         nodes.c.name.label("node_name"),
         nodes.c.cordon_reason,
     )
@@ -64,7 +64,7 @@ def drain_node(
         node = lock_node(tx, name)
         set_cordon(tx, node, reason=reason, until=until, actor=actor, is_draining=True)
     with database.read() as connection:
-        held = connection.execute(_HELD_BY.where(nodes.c.id == node.id)).all()
+        held = _load_held(connection, nodes.c.id == node.id)
     stopped, going_on = [], []
     for attempt in held:
         if not (is_now or gives_way(attempt)):
@@ -79,13 +79,17 @@ def drain_node(
 def load_in_the_way(connection: Connection, now: float) -> list[Any]:
     """Attempts on draining nodes that give way and were not told yet."""
     is_over = nodes.c.cordon_until.is_not(None) & (nodes.c.cordon_until <= now)
-    held = connection.execute(_HELD_BY.where(nodes.c.is_draining, ~is_over)).all()
+    held = _load_held(connection, nodes.c.is_draining & ~is_over)
     return [attempt for attempt in held if gives_way(attempt) and attempt.state != AttemptState.STOPPING]
+
+
+def _load_held(connection: Connection, where: ColumnElement[bool]) -> list[Any]:
+    return list(connection.execute(_HELD_BY.add_columns(does_resume(connection).label("resumes")).where(where)))
 
 
 def gives_way(attempt: Any) -> bool:
     """Whether a drain alone stops the attempt: its job resumes, or nothing of it has begun."""
-    return bool(attempt.is_preemptible) or attempt.state == AttemptState.ALLOCATED
+    return bool(attempt.resumes) or attempt.state == AttemptState.ALLOCATED
 
 
 def stop_for_drain(tx: Write, attempt: Any, *, actor: str, settle_seconds: float) -> None:

@@ -20,6 +20,7 @@ _ENDED = (
         # A run that failed or was cancelled says nothing of how long it would have been; one at its limit does.
         (jobs.c.state == JobState.SUCCEEDED) | (jobs.c.outcome == Outcome.TIME_LIMIT),
         jobs.c.limit_seconds > 0,
+        jobs.c.served_seconds > 0,  # not known of some that ended before it was counted
         bindparam("least") <= _GPUS,
         bindparam("most") >= _GPUS,
     )

@@ -11,6 +11,7 @@ from service.auth.tokens import hash_token, make_token
 from service.db.session import Database, Write
 from service.db.tables import memberships, teams, tokens, users
 from service.db.transitions import add_event
+from service.db.world_changes import mark_changed
 from service.errors import Conflict, InvalidRequest, NotFound
 
 LONGEST_LIFE_SECONDS = 100 * 365 * 86_400
@@ -60,6 +61,7 @@ def create_team(database: Database, *, name: str, actor: str) -> int:
         except IntegrityError as error:
             raise Conflict(f"there is a team {name} already", fix="Choose another name.") from error
         add_event(tx, "team_created", actor=actor, text=f"Team {name} was created.")
+        mark_changed(tx, "team", team_id)
         return int(team_id)
 
 

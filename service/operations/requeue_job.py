@@ -13,6 +13,7 @@ from gangline.protocol.outcomes import JobState, StopIntent
 from service.db.session import Database, Write
 from service.db.tables import attempts, jobs
 from service.db.transitions import add_event
+from service.db.world_changes import mark_changed
 from service.domain.states import AttemptState
 from service.errors import Conflict
 from service.operations.accept_checkpoints import forget_checkpoints
@@ -34,7 +35,7 @@ def requeue_job(
         _check(job, attempt, from_start=from_start)
         detail = f"requeued by {actor}" + (f": {reason}" if reason else "")
         if from_start:
-            _give_up_progress(tx, job_id, actor, detail)
+            _give_up_progress(tx, job, actor, detail)
         if attempt is not None:
             stop_attempt(tx, attempt.id, StopIntent.PREEMPT, detail=detail, settle_seconds=settle_seconds, actor=actor)
 
@@ -59,9 +60,13 @@ def _check(job: Row[Any], attempt: Row[Any] | None, *, from_start: bool) -> None
         )
 
 
-def _give_up_progress(tx: Write, job_id: int, actor: str, detail: str) -> None:
-    num_forgotten = forget_checkpoints(tx, job_id)
+def _give_up_progress(tx: Write, job: Row[Any], actor: str, detail: str) -> None:
+    num_forgotten = forget_checkpoints(tx, job.id)
     text = f"It starts from the beginning, {detail}: {num_forgotten} checkpoints no longer count."
-    add_event(tx, "checkpoints_forgotten", actor=actor, job_id=job_id, text=text)
-    tx.connection.execute(update(jobs).where(jobs.c.id == job_id).values(version=jobs.c.version + 1))
-    tx.wake(f"job:{job_id}", "schedule")
+    add_event(tx, "checkpoints_forgotten", actor=actor, job_id=job.id, text=text)
+    anew: dict[str, Any] = {}
+    if job.state == JobState.WAITING:  # of one that still holds GPUs, the end of its attempt settles this
+        anew = {"served_seconds": 0.0, "measured_left_seconds": None, "wait_began_at": tx.now}
+    tx.connection.execute(update(jobs).where(jobs.c.id == job.id).values(version=jobs.c.version + 1, **anew))
+    mark_changed(tx, "job", job.id)
+    tx.wake(f"job:{job.id}")

@@ -24,6 +24,7 @@ from service.db.leadership import assert_leader
 from service.db.session import Database, Write
 from service.db.tables import (
     attempts,
+    gpus,
     jobs,
     nodes,
     nominations,
@@ -120,6 +121,13 @@ _LOCK_JOBS = (
     .order_by(jobs.c.id)
     .with_for_update(of=jobs)
 )
+_LOCK_ROWS = (
+    select(jobs.c.id).where(jobs.c.id.in_(bindparam("ids", expanding=True))).order_by(jobs.c.id).with_for_update()
+)
+_BAD_GPUS = select(gpus.c.node_id, gpus.c.gpu_index).where(
+    gpus.c.node_id.in_(bindparam("ids", expanding=True)),
+    gpus.c.quarantine_reason.is_not(None) | gpus.c.removed_at.is_not(None),
+)
 _OPEN_ATTEMPTS = select(
     attempts.c.id, attempts.c.job_id, attempts.c.created_at, attempts.c.settle_at, attempts.c.stop_grace_seconds
 ).where(attempts.c.job_id.in_(bindparam("ids", expanding=True)), attempts.c.state != AttemptState.ENDED)
@@ -148,6 +156,8 @@ class _Application:
         self.dropped: set[int] = set()
         self.node_names: dict[int, str] = {}
         """Of the nodes that may get work."""
+        self.bad_gpus: set[tuple[int, int]] = set()
+        """GPUs of those nodes that are quarantined or gone."""
         self.jobs: dict[int, Any] = {}
         self.attempts: dict[int, Any] = {}
         """Open attempts, by job."""
@@ -156,12 +166,12 @@ class _Application:
         """Write what holds."""
         self._lock()
         self._forget()
+        self._promote()  # while they still wait: some of them start now
         self._stop_victims()
         num_placed = sum(self._try(place.job_id, partial(self._place, place)) for place in self.plan.places)
         for nomination in self.plan.nominations:
             if nomination.job_id not in self.dropped:
                 self._try(nomination.job_id, partial(self._nominate, nomination))
-        self._promote()
         self._tell()
         return Applied(num_placed=num_placed, dropped=frozenset(self.dropped))
 
@@ -173,11 +183,17 @@ class _Application:
         concerned |= {job_id for stop in plan.stops for job_id in (stop.job_id, stop.for_job_id)}
         execute = self.tx.connection.execute
         if node_ids:
+            self.bad_gpus = {(row.node_id, row.gpu_index) for row in execute(_BAD_GPUS, {"ids": node_ids})}
             self.node_names = {
                 row.id: row.name
                 for row in execute(_LOCK_NODES, {"ids": node_ids})
                 if row.state == NodeState.READY and row.cordon_reason is None
             }
+        # All job rows that this pass writes, in one ascending order: reasons and promotions too.
+        written = sorted(concerned | self.orders.reasons.keys() | self.orders.promoted.keys())
+        if not self.tx.is_sqlite:
+            for start in range(0, len(written), _CHUNK):
+                execute(_LOCK_ROWS, {"ids": written[start : start + _CHUNK]})
         if concerned:
             self.jobs = {row.id: row for row in execute(_LOCK_JOBS, {"ids": sorted(concerned)})}
         leaving = {stop.job_id for stop in plan.stops} | {
@@ -204,7 +220,11 @@ class _Application:
 
     def _why_not_there(self, gang: PlacedGang) -> str | None:
         missing = [share.node_id for share in gang.shares if share.node_id not in self.node_names]
-        return f"a node is not ready any more (id {missing[0]})" if missing else None
+        if missing:
+            return f"a node is not ready any more (id {missing[0]})"
+        held = [(share.node_id, index) for share in gang.shares for index in share.gpu_indices]
+        bad = [one for one in held if one in self.bad_gpus]
+        return f"GPU {bad[0][1]} of node {bad[0][0]} is set aside by now" if bad else None
 
     def _why_not_stopped(self, stop: Stop) -> str | None:
         row, attempt = self.jobs.get(stop.job_id), self.attempts.get(stop.job_id)

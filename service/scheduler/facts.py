@@ -184,7 +184,10 @@ class RunningJob:
     started_at: float
     """When it got its GPUs."""
     is_stopping: bool = False
-    """It was asked to leave, so its GPUs come free by themselves."""
+    """It was asked to leave for another job: its GPUs can be promised, and come free by themselves."""
+    is_leaving: bool = False
+    """It was asked to leave for any other reason: it keeps its GPUs until it has gone, and may be first to get them
+    back."""
     restore_seconds: float = 0.0
     """Of its run, what goes by before it is where its last one ended."""
     measured: Measured | None = None

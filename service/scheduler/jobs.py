@@ -60,6 +60,7 @@ class Run:
         "counted",
         "gang",
         "id",
+        "is_leaving",
         "is_promoted",
         "is_stopping",
         "job",
@@ -87,11 +88,13 @@ class Run:
         self.restore_seconds = facts.restore_seconds
         self.useful_since = facts.started_at + facts.restore_seconds
         self.is_stopping = facts.is_stopping
+        self.is_leaving = facts.is_leaving
         self.measured = facts.measured
         self.checkpointed_at = facts.checkpointed_at
         self.is_promoted = job.promoted_at is not None
         self.limit_end = limit_end(job, self.useful_since)
-        can_be_stopped = job.is_preemptible and job.num_stops < MAX_STOPS and not self.is_promoted
+        may_be_asked = not (self.is_promoted or self.is_leaving)
+        can_be_stopped = job.is_preemptible and job.num_stops < MAX_STOPS and may_be_asked
         self.open_at = facts.started_at + protection_seconds(job.num_stops) if can_be_stopped else FOREVER
         """From then on it may be stopped for others."""
 
@@ -118,6 +121,7 @@ class Run:
             gang=self.gang,
             started_at=self.started_at,
             is_stopping=self.is_stopping,
+            is_leaving=self.is_leaving,
             restore_seconds=self.restore_seconds,
             measured=self.measured,
             checkpointed_at=self.checkpointed_at,

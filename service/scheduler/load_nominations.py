@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from gangline.protocol.outcomes import JobState
-from service.db.tables import attempts, jobs, nodes, nominations
+from service.db.tables import attempts, gpus, jobs, nodes, nominations
 from service.domain.gang_layout import layouts_from_json
 from service.domain.states import AttemptState, NodeState
 from service.scheduler.facts import NodeShare, Nomination, PlacedGang
@@ -25,6 +25,9 @@ _NOMINATIONS = (
     .join(jobs, jobs.c.id == nominations.c.job_id)
     .order_by(nominations.c.job_id)
 )
+_BAD_GPUS = select(gpus.c.node_id, gpus.c.gpu_index).where(
+    gpus.c.quarantine_reason.is_not(None) | gpus.c.removed_at.is_not(None)
+)
 _USABLE_NODES = select(nodes.c.id).where(nodes.c.state == NodeState.READY, nodes.c.cordon_reason.is_(None))
 
 
@@ -34,7 +37,7 @@ class LoadedNominations:
 
     alive: tuple[Nomination, ...] = ()
     dead: tuple[int, ...] = ()
-    """Jobs whose nomination holds no more: they ended, are held or cancelled, a node is blocked, it expired."""
+    """Jobs whose nomination holds no more: ended, held or cancelled, a node blocked, a GPU set aside, or too old."""
 
 
 def load_nominations(connection: Connection, now: float) -> LoadedNominations:
@@ -43,6 +46,7 @@ def load_nominations(connection: Connection, now: float) -> LoadedNominations:
     if not rows:
         return LoadedNominations()
     usable = set(connection.execute(_USABLE_NODES).scalars())
+    bad = {(row.node_id, row.gpu_index) for row in connection.execute(_BAD_GPUS)}
     victims = {attempt_id for row in rows for attempt_id in json.loads(row.victims)}
     leaving = {
         attempt.id: attempt.job_id
@@ -55,17 +59,18 @@ def load_nominations(connection: Connection, now: float) -> LoadedNominations:
     alive, dead = [], []
     for row in rows:
         after = frozenset(leaving[attempt_id] for attempt_id in json.loads(row.victims) if attempt_id in leaving)
-        if _is_dead(row, usable, after, now):
+        if _is_dead(row, usable, bad, after, now):
             dead.append(row.job_id)
         else:
             alive.append(Nomination(job_id=row.job_id, gang=_gang_of(row), after=after))
     return LoadedNominations(alive=tuple(alive), dead=tuple(dead))
 
 
-def _is_dead(row: Row[Any], usable: set[int], after: frozenset[int], now: float) -> bool:
+def _is_dead(row: Row[Any], usable: set[int], bad: set[tuple[int, int]], after: frozenset[int], now: float) -> bool:
     if row.is_cancel_wished or row.hold_reason is not None or now > row.expires_at:
         return True
-    if any(node_id not in usable for node_id, _ in json.loads(row.shares)):
+    shares = json.loads(row.shares)
+    if any(node_id not in usable or any((node_id, index) in bad for index in held) for node_id, held in shares):
         return True
     if row.state == JobState.WAITING:
         return row.not_before is not None and row.not_before > now

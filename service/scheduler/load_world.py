@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import JSON, ColumnElement, Connection, Row, Select, cast, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from service.db.dependencies import load_needs
+from service.db.resuming import does_resume, kind_of
 from service.db.tables import allocations, attempt_nodes, attempts, checkpoints, jobs, nodes, teams, users
 from service.domain.checkpoints import CheckpointHome
 from service.domain.gang_layout import GangLayout, layouts_of
@@ -69,7 +70,7 @@ _OPEN_ATTEMPTS = select(
     attempts.c.id,
     attempts.c.job_id,
     attempts.c.state,
-    attempts.c.stop_intent,
+    attempts.c.nominated_for,
     attempts.c.num_nodes,
     attempts.c.gpus_per_node,
     attempts.c.processes_per_node,
@@ -108,18 +109,30 @@ _EARLIER_STARTS = (
     )
     .order_by(attempts.c.job_id, attempts.c.number)
 )
-_HAVE_REPORTED = (
-    select(attempts.c.job_id)
+_later = attempts.alias("later")
+_FOLDERS = (
+    select(attempts.c.job_id, attempts.c.shared_folder_id, nodes.c.name)
     .join(jobs, jobs.c.id == attempts.c.job_id)
-    .where(attempts.c.checkpointed_at.is_not(None), jobs.c.is_preemptible, jobs.c.state.in_(ACTIVE))
-    .distinct()
+    .join(attempt_nodes, attempt_nodes.c.attempt_id == attempts.c.id)
+    .join(nodes, nodes.c.id == attempt_nodes.c.node_id)
+    .where(
+        jobs.c.is_preemptible,
+        jobs.c.state.in_(ACTIVE),
+        attempts.c.number
+        == select(func.max(_later.c.number))
+        .where(_later.c.job_id == jobs.c.id, _later.c.checkpointed_at.is_not(None), _later.c.forgotten_at.is_(None))
+        .scalar_subquery(),
+    )
+    .order_by(attempts.c.job_id, nodes.c.name)
 )
+"""Nodes of the newest attempt of each job that told of a checkpoint which counts."""
 _RATIOS = (
     select(jobs.c.served_seconds / jobs.c.limit_seconds)
     .where(
         jobs.c.state.in_([state for state in JobState if state.is_terminal]),
         jobs.c.started_at.is_not(None),
         jobs.c.limit_seconds > 0,
+        jobs.c.served_seconds > 0,  # one that never ran says nothing of its limit
     )
     .order_by(jobs.c.submitted_at.desc())
     .limit(MAX_RATIOS_READ)
@@ -168,10 +181,11 @@ def load_jobs(connection: Connection, now: float, ids: Collection[int] | None = 
     def some(query: Select[Any], column: ColumnElement[Any]) -> Select[Any]:
         return query if ids is None else query.where(column.in_(ids))
 
-    rows = connection.execute(some(_JOBS.add_columns(_kind(connection)), jobs.c.id)).all()
+    kind, resumes = kind_of(connection).label("kind"), does_resume(connection).label("resumes")
+    rows = connection.execute(some(_JOBS.add_columns(kind, resumes), jobs.c.id)).all()
     needs = load_needs(connection, None if ids is None else [row.id for row in rows])
-    homes = _load_homes(connection, ids)
-    reported = set(connection.execute(some(_HAVE_REPORTED, attempts.c.job_id)).scalars())
+    folders = some(_FOLDERS.where(kind_of(connection).not_in(TRAINED_KINDS)), attempts.c.job_id)
+    homes = {**_load_homes(connection, ids), **_homes_of_folders(connection.execute(folders))}
     restores = {row[0]: row[1] for row in connection.execute(some(_EARLIER_STARTS, attempts.c.job_id))}
     parts: defaultdict[int, list[Row[Any]]] = defaultdict(list)
     for part in connection.execute(some(_PARTS, attempts.c.job_id)):
@@ -181,9 +195,8 @@ def load_jobs(connection: Connection, now: float, ids: Collection[int] | None = 
     for row in rows:
         attempt = open_attempts.get(row.id)
         is_trained = row.kind in TRAINED_KINDS
-        is_preemptible = bool(row.is_preemptible) and (is_trained or row.id in reported)
         common = {
-            "is_preemptible": is_preemptible,
+            "is_preemptible": bool(row.resumes),
             "may_borrow": bool(row.is_preemptible),
             "will_report": is_trained,
             "home": homes.get(row.id),
@@ -231,7 +244,11 @@ def load_ratios(connection: Connection, now: float) -> list[float]:
 def load_ended_ratios(connection: Connection, ids: Iterable[int]) -> dict[int, float]:
     """Real time over limit of those of `ids` that ended and have one."""
     query = select(jobs.c.id, jobs.c.served_seconds / jobs.c.limit_seconds).where(
-        jobs.c.id.in_(list(ids)), jobs.c.state.not_in(ACTIVE), jobs.c.started_at.is_not(None), jobs.c.limit_seconds > 0
+        jobs.c.id.in_(list(ids)),
+        jobs.c.state.not_in(ACTIVE),
+        jobs.c.started_at.is_not(None),
+        jobs.c.limit_seconds > 0,
+        jobs.c.served_seconds > 0,
     )
     return {job_id: min(1.0, float(ratio)) for job_id, ratio in connection.execute(query)}
 
@@ -293,7 +310,8 @@ def _run_of(job: WaitingJob, attempt: Row[Any], parts: list[Row[Any]], restore_s
         job=job,
         gang=PlacedGang(layout=layout, shares=shares),
         started_at=attempt.created_at,
-        is_stopping=attempt.state == AttemptState.STOPPING,
+        is_stopping=attempt.state == AttemptState.STOPPING and attempt.nominated_for is not None,
+        is_leaving=attempt.state == AttemptState.STOPPING and attempt.nominated_for is None,
         restore_seconds=restore_seconds,
         measured=measured_of(attempt.progress, attempt.created_at + restore_seconds),
         checkpointed_at=attempt.checkpointed_at,
@@ -327,8 +345,15 @@ def _load_homes(connection: Connection, ids: Collection[int] | None) -> dict[int
     }
 
 
-def _kind(connection: Connection) -> ColumnElement[Any]:
-    """What a job runs (`script`, `entry`, …), out of its spec and in the database: specs are long, and jobs many."""
-    if connection.dialect.name == "sqlite":
-        return func.json_extract(jobs.c.spec, "$.run.kind").label("kind")
-    return cast(jobs.c.spec, JSON)["run"]["kind"].as_string().label("kind")
+def _homes_of_folders(rows: Iterable[Row[Any]]) -> dict[int, CheckpointHome]:
+    """Where the folders of scripts lie that told of a checkpoint: each node keeps its own, unless they share one.
+
+    Where else a script may have saved is not known: it starts again where it surely finds it.
+    """
+    names: defaultdict[tuple[int, str | None], list[str]] = defaultdict(list)
+    for row in rows:
+        names[row.job_id, row.shared_folder_id].append(row.name)
+    return {
+        job_id: CheckpointHome(shared_folder_id=shared_folder_id, node_names=tuple(found))
+        for (job_id, shared_folder_id), found in names.items()
+    }

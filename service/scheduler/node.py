@@ -29,6 +29,7 @@ class Node:
         "id",
         "leaving",
         "memory_bytes",
+        "nominated",
         "order",
         "promised",
         "runs",
@@ -51,6 +52,8 @@ class Node:
         """Of those held: by runs that were told to stop."""
         self.promised = 0
         """To nominated jobs."""
+        self.nominated: dict[int, bool] = {}
+        """Jobs that are promised something here, also if it is no GPU, and whether they are to be alone."""
         self.available = self.usable
         """What can be given away now, if need be once those who are stopping have left."""
         self.cpus = view.free_cpus

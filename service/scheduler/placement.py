@@ -27,9 +27,14 @@ def fits(node: Node, job: WaitingJob, layout: GangLayout) -> bool:
         node.cpus >= layout.cpus_per_node
         and node.memory_bytes >= job.memory_bytes_per_node
         and (job.home is None or job.may_run_on(node.view))
-        and (not job.is_exclusive or not (node.runs or node.promised))
-        and (layout.gpus_per_node > 0 or not any(run.job.is_exclusive for run in node.runs.values()))
+        and (not job.is_exclusive or not (node.runs or node.nominated))
+        and (layout.gpus_per_node > 0 or not _is_for_one(node))
     )
+
+
+def _is_for_one(node: Node) -> bool:
+    """Whether somebody has the node, or will have it, to itself."""
+    return any(run.job.is_exclusive for run in node.runs.values()) or any(node.nominated.values())
 
 
 def find_gang(index: FreeIndex, job: WaitingJob, most_gpus: int | None = None) -> PlacedGang | None:

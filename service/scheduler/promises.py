@@ -1,8 +1,8 @@
 """Whether more time for a running job breaks a promise: a start by hard limits that would come later. Pure.
 
 Promises are made to the first job that does not fit, by policies that reserve (`fifo+easy`, and `time-left` where jobs
-are not stopped for others). A nomination cannot be delayed so: those who leave for it are stopping already. Not for:
-estimates, on which nobody relies.
+are not stopped for others), and to the first promoted one. A nomination cannot be delayed so: those who leave for it
+are stopping already. Not for: estimates, on which nobody relies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from service.scheduler.facts import WaitingJob
 from service.scheduler.policies import POLICIES
 from service.scheduler.queue import Lane
 from service.scheduler.quota import takes_whole_nodes
-from service.scheduler.reservation import reserve
+from service.scheduler.reservation import latest_end, reserve
 from service.scheduler.scheduling_pass import Pass, PolicyOptions
 from service.scheduler.world import World
 
@@ -41,8 +41,6 @@ def find_broken_promise(
     if run is None:
         return None
     chosen = POLICIES[policy]
-    if chosen.name != RESERVING and options.preemption == "all":
-        return None
     world.set_order(chosen.order)
     world.begin()
     try:
@@ -56,10 +54,12 @@ def find_broken_promise(
             return None
         lane, job = found
         longer = run.limit_end + limit_seconds - (run.job.limit_seconds or 0.0)
-        before = reserve(world, lane.index, job, now, lambda other: other.limit_end)
+        before = reserve(world, lane.index, job, now, lambda other: latest_end(world, other, now))
         if before is None:
             return None
-        after = reserve(world, lane.index, job, now, lambda other: longer if other.id == job_id else other.limit_end)
+        after = reserve(
+            world, lane.index, job, now, lambda other: longer if other.id == job_id else latest_end(world, other, now)
+        )
     finally:
         world.undo()
     if after is not None and after.at <= before.at:
@@ -68,7 +68,13 @@ def find_broken_promise(
 
 
 def _reserved(pass_: Pass, *, is_easy: bool) -> tuple[Lane, WaitingJob] | None:
-    """The job that the pass has reserved for: the first that did not fit (without easy, of those with whole nodes)."""
+    """The job that the pass has reserved for: the first promoted one that did not fit; by policies that reserve for
+    others too, the first of those (without easy, of those with whole nodes)."""
+    for refusal in pass_.refusals:
+        if refusal.entry.is_promoted and not is_easy:
+            return refusal.lane, replace(refusal.entry.job)
+    if not is_easy and pass_.options.preemption == "all":
+        return None
     for refusal in pass_.refusals:
         if refusal.code == "no_room" and (is_easy or takes_whole_nodes(refusal.lane)):
             return refusal.lane, replace(refusal.entry.job)

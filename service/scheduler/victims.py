@@ -88,7 +88,7 @@ def _reclaim_among(
         ]
         if not found:
             return None
-        best = min(found, key=lambda offer: (offer.loss, offer.price, offer.node.order))
+        best = min(found, key=lambda one: (one.num_straddling, one.loss, one.price, one.node.order))
         taken = {run.id for offer, _ in offers for run in offer.victims}
         for run in best.victims:
             if run.id not in taken:
@@ -103,6 +103,8 @@ def _reclaim_among(
 class _Reclaimed:
     """A node, and the borrowers that would have to leave it."""
 
+    num_straddling: int
+    """Of them: those that reach into their team's quota."""
     loss: float
     price: float
     node: Node
@@ -126,10 +128,11 @@ def _reclaim_on(
     left = dict(borrowed)
     free = lane.index.free_mask(node)
     victims: list[Run] = []
-    for run in sorted(node.runs.values(), key=lambda run: (run.loss(now), -run.left(world.ratios, now), run.id)):
+    for run in sorted(node.runs.values(), key=lambda run: _reclaim_order(world, run, left, now)):
         if free.bit_count() >= count and _would_fit(node, entry, victims):
             break
-        if not run.job.is_preemptible or run.started_at >= now:  # a pass does not take back what it gave
+        # A pass does not take back what it gave.
+        if not run.job.is_preemptible or run.is_leaving or run.started_at >= now:
             continue
         if run.id not in chosen:
             if left.get(run.job.team_id, 0) <= 0:
@@ -139,9 +142,32 @@ def _reclaim_on(
         free |= run.mask_on(node.id) & lane.index.mask_of(node)
     if free.bit_count() < count or not _would_fit(node, entry, victims):
         return None
+    victims = _needed(lane, entry, node, count, victims, chosen, now)
+    num_straddling = sum(run.counted[0] > borrowed.get(run.job.team_id, 0) for run in victims if run.id not in chosen)
     loss = sum(run.loss(now) for run in victims if run.id not in chosen)
     price = sum(1.0 / run.left(world.ratios, now) for run in victims)
-    return _Reclaimed(loss, price, node, tuple(victims))
+    return _Reclaimed(num_straddling, loss, price, node, tuple(victims))
+
+
+def _reclaim_order(world: World, run: Run, borrowed: dict[int, int], now: float) -> tuple[bool, float, float, int]:
+    """Jobs that are borrowed whole come before those that reach into their team's quota; then the least work lost."""
+    is_straddling = run.counted[0] > borrowed.get(run.job.team_id, 0)
+    return (is_straddling, run.loss(now), -run.left(world.ratios, now), run.id)
+
+
+def _needed(
+    lane: Lane, entry: Entry, node: Node, count: int, victims: list[Run], chosen: set[int], now: float
+) -> list[Run]:
+    """The victims without those whose place the others make anyway, the dearest first."""
+    kept = list(victims)
+    for run in sorted(victims, key=lambda run: -run.loss(now)):
+        others = [other for other in kept if other is not run]
+        free = lane.index.free_mask(node)
+        for other in others:
+            free |= other.mask_on(node.id) & lane.index.mask_of(node)
+        if run.id not in chosen and free.bit_count() >= count and _would_fit(node, entry, others):
+            kept = others
+    return kept
 
 
 class _Search:
@@ -270,9 +296,10 @@ def _quorum(world: World, entry: Entry, victims: tuple[Run, ...], now: float) ->
 
 def _would_fit(node: Node, entry: Entry, victims: list[Run]) -> bool:
     layout, job = entry.job.least, entry.job
-    if job.is_exclusive and (len(victims) < len(node.runs) or node.promised):
+    if job.is_exclusive and (len(victims) < len(node.runs) or node.nominated):
         return False
-    if not layout.gpus_per_node and any(run.job.is_exclusive for run in node.runs.values() if run not in victims):
+    others = [run for run in node.runs.values() if run not in victims]
+    if not layout.gpus_per_node and (any(run.job.is_exclusive for run in others) or any(node.nominated.values())):
         return False
     cpus = node.cpus + sum(run.gang.layout.cpus_per_node for run in victims)
     memory = node.memory_bytes + sum(run.job.memory_bytes_per_node for run in victims)

@@ -281,30 +281,50 @@ def _with(pass_: Pass, lane: Lane, job: WaitingJob, code: ReasonCode, why: str, 
     return Reason(code=code, text=f"{missing.text[:-1]}; {why}.", fix=fix)
 
 
-def _cap(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
-    whose, used, limit = (
-        ("Its owner" if numbers.get("kind") == "user_cap" else "Its team"),
-        numbers["used"],
-        numbers["limit"],
-    )
-    return Reason(
-        code=ReasonCode.CAP,
-        text=f"{whose} holds {used} of at most {limit} GPUs; it asks for {numbers['asked']} more.",
-        fix="It starts when others of them end; an admin can raise the cap: gang admin cap.",
-    )
+def _team_cap(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    return _cap("Its team", f"gang admin quota {_team_name(pass_, job)} --cap N", numbers)
 
 
 def _user_cap(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
-    return _cap(pass_, lane, job, {**numbers, "kind": "user_cap"})
+    return _cap("Its owner", "gang admin cap USER --gpus N", numbers)
+
+
+def _cap(whose: str, command: str, numbers: dict[str, Any]) -> Reason:
+    used, limit, asked = numbers["used"], numbers["limit"], numbers["asked"]
+    if asked > limit:
+        return Reason(
+            code=ReasonCode.CAP,
+            text=f"It asks for {asked} GPUs, and {whose.lower()} may hold at most {limit}: it cannot start so.",
+            fix=f"Ask for less, or have an admin raise the cap: {command}.",
+        )
+    return Reason(
+        code=ReasonCode.CAP,
+        text=f"{whose} holds {used} of at most {limit} GPUs; it asks for {asked} more.",
+        fix=f"It starts when others of them end; an admin can raise the cap: {command}.",
+    )
 
 
 def _cannot_borrow(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    used, limit, asked = numbers["used"], numbers["limit"], numbers["asked"]
+    resume = "Let it resume from checkpoints and say so (preemptible: true)"
+    if asked > limit:
+        return Reason(
+            code=ReasonCode.NOT_RESUMABLE,
+            text=f"It asks for {asked} GPUs, its team's quota is {limit}, and only jobs that resume may borrow: "
+            "it cannot start so.",
+            fix=f"{resume}, or have an admin raise the quota: gang admin quota {_team_name(pass_, job)} --gpus N.",
+        )
     return Reason(
         code=ReasonCode.NOT_RESUMABLE,
-        text=f"Its team holds {numbers['used']} of {numbers['limit']} GPUs of its quota and would have to borrow for "
-        f"the {numbers['asked']} it asks for; only jobs that resume may borrow.",
-        fix="Let it resume from checkpoints and say so (preemptible: true), or wait until its team's quota has room.",
+        text=f"Its team holds {used} of {limit} GPUs of its quota and would have to borrow for the {asked} it asks "
+        "for; only jobs that resume may borrow.",
+        fix=f"{resume}, or wait until its team's quota has room.",
     )
+
+
+def _team_name(pass_: Pass, job: WaitingJob) -> str:
+    team = pass_.world.teams.get(job.team_id)
+    return "TEAM" if team is None else team.name
 
 
 _MAKERS: Final = {
@@ -312,7 +332,7 @@ _MAKERS: Final = {
     "too_costly": _too_costly,
     "quorum": _quorum,
     "reserved": _reserved,
-    "team_cap": _cap,
+    "team_cap": _team_cap,
     "user_cap": _user_cap,
     "cannot_borrow": _cannot_borrow,
 }

@@ -381,8 +381,9 @@ class World:
             node = self.nodes.get(share.node_id)
             if node is None or node.view.blocked_by is not None:
                 return False
-            if node.mask_of(share.gpu_indices) & node.held:
-                return False
+            mask = node.mask_of(share.gpu_indices)
+            if mask.bit_count() != len(share.gpu_indices) or mask & ~node.usable or mask & node.held:
+                return False  # a GPU may have been quarantined or taken out since it was promised
         return not any(job_id in self.runs for job_id in nomination.after)
 
     def _promise(self, nomination: Nomination, job: WaitingJob, sign: int) -> None:
@@ -395,6 +396,10 @@ class World:
             num_gpus += mask.bit_count()
             num_whole += mask == node.usable
             node.promised = node.promised | mask if sign > 0 else node.promised & ~mask
+            if sign > 0:
+                node.nominated[nomination.job_id] = job.is_exclusive
+            else:
+                node.nominated.pop(nomination.job_id, None)
             node.cpus -= sign * nomination.gang.layout.cpus_per_node
             node.memory_bytes -= sign * job.memory_bytes_per_node
             self._touch(node)
@@ -435,6 +440,7 @@ class World:
                 if share.node_id == view.id:
                     job = self._job_of(nomination.job_id)
                     node.promised |= self._mask_of(job, share)
+                    node.nominated[nomination.job_id] = job.is_exclusive
                     node.cpus -= nomination.gang.layout.cpus_per_node
                     node.memory_bytes -= job.memory_bytes_per_node
         node.refresh()

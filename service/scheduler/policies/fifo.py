@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.scheduler.jobs import Entry
 from service.scheduler.placement import find_gang
-from service.scheduler.policies.walk import walk
+from service.scheduler.policies.walk import Result, walk
 from service.scheduler.queue import Lane
 from service.scheduler.quota import Standing, most_gpus
 from service.scheduler.scheduling_pass import Pass
@@ -16,10 +16,10 @@ def fifo(pass_: Pass) -> None:
     walk(pass_, _attempt, is_strict=True)
 
 
-def _attempt(pass_: Pass, lane: Lane, entry: Entry, standing: Standing) -> bool | None:
+def _attempt(pass_: Pass, lane: Lane, entry: Entry, standing: Standing) -> Result:
     gang = find_gang(lane.index, entry.job, most_gpus(pass_.world, lane, standing))
     if gang is None:
         pass_.refuse(lane, entry, "no_room")
-        return None if never_fits(pass_.world, lane) else False
+        return Result.NEVER if never_fits(pass_.world, lane) else Result.REFUSED
     pass_.give(entry, gang)
-    return True
+    return Result.GIVEN

@@ -87,7 +87,7 @@ class _Easy:
         job = entry.job
         if job.limit_seconds is None:
             return False
-        return self.pass_.now + job.limit_seconds - job.served_seconds <= self.reservation.at
+        return self.pass_.now + job.limit_seconds <= self.reservation.at
 
     def _beside(self, lane: Lane, entry: Entry) -> PlacedGang | None:
         assert self.reservation is not None

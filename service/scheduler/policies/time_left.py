@@ -13,7 +13,7 @@ from service.scheduler.facts import PlacedGang
 from service.scheduler.jobs import Entry
 from service.scheduler.making_room import find_cleared, find_moves
 from service.scheduler.placement import find_gang, fits
-from service.scheduler.policies.walk import walk
+from service.scheduler.policies.walk import Result, walk
 from service.scheduler.queue import Lane
 from service.scheduler.quota import Standing, most_gpus, takes_whole_nodes
 from service.scheduler.reservation import Reservation, find_beside, latest_end, reserve
@@ -72,7 +72,7 @@ class _TimeLeft:
         self.is_promise = False
         """The reservation is a promoted job's: hard limits alone count beside it."""
 
-    def attempt(self, pass_: Pass, lane: Lane, entry: Entry, standing: Standing) -> bool:
+    def attempt(self, pass_: Pass, lane: Lane, entry: Entry, standing: Standing) -> Result:
         """Place a job, beside the reservation if there is one; else make room for it, if that pays."""
         gang = self._find(pass_, lane, entry, standing)
         if gang is not None:
@@ -80,19 +80,21 @@ class _TimeLeft:
                 for share in gang.shares:
                     self.reservation.take(share.node_id, len(share.gpu_indices))
             pass_.give(entry, gang)
-            return True
+            return Result.GIVEN
         if _reclaim(pass_, lane, entry, standing):
-            return True
+            return Result.GIVEN
         if self.may_stop_where_it_pays:
             code, numbers = self._stop_others(pass_, lane, entry, standing)
             if code is None:
-                return True
+                return Result.GIVEN
         else:
             code, numbers = ("no_room" if self.reservation is None else "reserved"), {}
         pass_.refuse(lane, entry, code, **numbers)
         if self.reservation is None:
             self._reserve(pass_, lane, entry)
-        return False
+            return Result.REFUSED
+        # Another may end before the reserved moment where this one does not.
+        return Result.PASSED_BY if not self._ends_before(pass_, entry) else Result.REFUSED
 
     def _stop_others(
         self, pass_: Pass, lane: Lane, entry: Entry, standing: Standing
@@ -133,5 +135,7 @@ class _TimeLeft:
         job = entry.job
         if job.limit_seconds is None:
             return False
-        run_seconds = (job.limit_seconds - job.served_seconds) * (1.0 if self.is_promise else BACKFILL_SHARE)
+        # Each attempt may run for the whole limit; what is likely is told by what is left of it.
+        likely = BACKFILL_SHARE * (job.limit_seconds - job.served_seconds)
+        run_seconds = job.limit_seconds if self.is_promise else likely
         return pass_.now + run_seconds <= self.reservation.at

@@ -5,16 +5,31 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable
+from enum import Enum
 
 from service.scheduler.jobs import Entry
 from service.scheduler.queue import Lane
 from service.scheduler.quota import Standing, bound_of, standing_of
 from service.scheduler.scheduling_pass import Pass
 
-Attempt = Callable[[Pass, Lane, Entry, Standing], bool | None]
-"""Whether the job got something; if not, it has been refused with a reason. None: and it holds nobody up."""
+
+class Result(Enum):
+    """What came of an attempt to let a job start. All but the first were refused with a reason."""
+
+    GIVEN = "given"
+    REFUSED = "refused"
+    """Nobody who asks at least as much is looked at again in this pass."""
+    PASSED_BY = "passed by"
+    """It does not start because of itself alone: the next of its lane may."""
+    NEVER = "never"
+    """It could not start on the empty pool either, so it holds nobody up."""
+
+
+Attempt = Callable[[Pass, Lane, Entry, Standing], Result]
 Key = tuple[float, ...]
 BLOCKED_CODE = "behind"
+MOST_PASSED_BY = 100
+"""Of each lane in one pass."""
 
 
 def walk(pass_: Pass, attempt: Attempt, *, is_strict: bool = False) -> None:
@@ -23,47 +38,54 @@ def walk(pass_: Pass, attempt: Attempt, *, is_strict: bool = False) -> None:
     `is_strict`: nobody passes a job that was refused, as far as both may use the same nodes.
     """
     world = pass_.world
-    heap: list[tuple[Key, int, Lane, Standing]] = []
+    heap: list[tuple[Key, int, Lane, Standing, int]] = []
     for number, lane in enumerate(world.queue.lanes.values()):
         standing = standing_of(world, lane)
-        heap.append((_key(lane, standing), number, lane, standing))
+        heap.append((_key(lane, standing, 0), number, lane, standing, 0))
     heapq.heapify(heap)
     # Where quotas tell teams apart they may stop different jobs: what one was refused says nothing of another.
     refused: defaultdict[int | None, list[Lane]] = defaultdict(list)
     while heap:
-        key, number, lane, standing = heap[0]
-        if not lane.entries:
+        key, number, lane, standing, place = heap[0]
+        if place >= len(lane.entries):
             heapq.heappop(heap)
             continue
         if world.has_quotas:  # what was given away since may have used up the quota
             standing = standing_of(world, lane)
-        fresh = _key(lane, standing)
+        fresh = _key(lane, standing, place)
         if fresh != key:
-            heapq.heapreplace(heap, (fresh, number, lane, standing))
+            heapq.heapreplace(heap, (fresh, number, lane, standing, place))
             continue
-        entry = lane.entries[0][2]
+        entry = lane.entries[place][2]
         kin = refused[lane.team_id if world.has_quotas and not is_strict else None]
-        before = next((other for other in kin if _is_blocked(lane, other, is_strict)), None)
-        if before is not None:
-            pass_.refuse(lane, entry, BLOCKED_CODE, ahead=before)
+        if not _may_try(pass_, lane, entry, standing, kin, is_strict):
             heapq.heappop(heap)
             continue
-        bound = bound_of(world, lane, standing)
-        if bound is not None:
-            pass_.refuse(lane, entry, bound.kind, limit=bound.limit, used=bound.used, asked=bound.asked)
+        result = attempt(pass_, lane, entry, standing)
+        if result is Result.PASSED_BY and place < MOST_PASSED_BY:
+            heapq.heapreplace(heap, (key, number, lane, standing, place + 1))
+        elif result is not Result.GIVEN:
             heapq.heappop(heap)
-            continue
-        is_given = attempt(pass_, lane, entry, standing)
-        if not is_given:
-            heapq.heappop(heap)
-            if is_given is not None:
-                kin.append(lane)
+        if result is Result.REFUSED:
+            kin.append(lane)
+
+
+def _may_try(pass_: Pass, lane: Lane, entry: Entry, standing: Standing, refused: list[Lane], is_strict: bool) -> bool:
+    """Whether neither a job before it nor a quota or cap keeps the job from being tried; if one does, it is told."""
+    before = next((other for other in refused if _is_blocked(lane, other, is_strict)), None)
+    if before is not None:
+        pass_.refuse(lane, entry, BLOCKED_CODE, ahead=before)
+        return False
+    bound = bound_of(pass_.world, lane, standing)
+    if bound is not None:
+        pass_.refuse(lane, entry, bound.kind, limit=bound.limit, used=bound.used, asked=bound.asked)
+    return bound is None
 
 
 def _is_blocked(lane: Lane, other: Lane, is_strict: bool) -> bool:
     return lane.index is other.index if is_strict else lane.asks_at_least(other)
 
 
-def _key(lane: Lane, standing: Standing) -> Key:
-    turn = lane.entries[0][0]
+def _key(lane: Lane, standing: Standing, place: int) -> Key:
+    turn = lane.entries[place][0]
     return (turn[0], standing, *turn[1:])

@@ -115,8 +115,10 @@ def test_another_persons_job_keeps_its_turn(api: Api, verb: str, body: dict[str,
     job_id = api.submit()
     secret = api.submit(private=True)
     before = api.snapshot()
-    assert api.request("POST", f"/jobs/{job_id}/{verb}", "amy", json=body).status_code == 403
-    assert api.request("POST", f"/jobs/{job_id}/{verb}", "bob", json=body).status_code == 403
+    teammate, outsider = (api.request("POST", f"/jobs/{job_id}/{verb}", who, json=body) for who in ("amy", "bob"))
+    assert (teammate.status_code, outsider.status_code) == (403, 403)
+    assert "another team" not in teammate.json()["detail"]
+    assert "only its owner or an admin" in teammate.json()["detail"]
     assert api.request("POST", f"/jobs/{secret}/{verb}", "bob", json=body).status_code == 404
     assert api.snapshot() == before
 

@@ -185,6 +185,45 @@ def test_a_job_of_before_has_the_limit_and_the_turn_that_its_spec_says(database_
     database.dispose()
 
 
+ENDED_BEFORE: dict[str, tuple[str, tuple[tuple[float | None, float | None], ...], float]] = {
+    "one run": ("succeeded", ((100.0, 160.5),), 60.5),
+    "its last run": ("failed", ((100.0, 160.0), (200.0, 230.0)), 30.0),
+    "cancelled while starting": ("cancelled", ((None, 160.0),), 0.0),
+    "never tried": ("cancelled", (), 0.0),
+    "the clock was set back": ("succeeded", ((100.0, 90.0),), 0.0),
+    "still running": ("running", ((100.0, None),), 0.0),
+    "waiting again": ("waiting", ((100.0, 160.0),), 0.0),
+}
+"""State, when each attempt ran and ended, and for how long the job was served."""
+
+
+def test_an_ended_job_of_before_was_served_for_as_long_as_its_last_attempt_ran(database_url: str) -> None:
+    database = Database(database_url)
+    move(database, "0004", is_up=True)
+    with schema_change(database) as connection:
+        fill_with_rows(connection)
+        tables = reflected(connection).tables
+        job, attempt = (dict(connection.execute(select(tables[name])).one()._mapping) for name in ("jobs", "attempts"))
+        number_of_attempts = 1
+        for job_id, (state, runs, _) in enumerate(ENDED_BEFORE.values(), start=10):
+            connection.execute(insert(tables["jobs"]).values(job | {"id": job_id, "state": state, "spec": "{}"}))
+            for number, (running_at, ended_at) in enumerate(runs, start=1):
+                number_of_attempts += 1
+                values = {"id": number_of_attempts, "job_id": job_id, "number": number, "state": "ended"}
+                connection.execute(
+                    insert(tables["attempts"]).values(
+                        attempt | values | {"running_at": running_at, "ended_at": ended_at}
+                    )
+                )
+        connection.execute(tables["jobs"].update().values(spec="{}"))
+    migrate(database)
+    with database.engine.connect() as connection:
+        query = "SELECT served_seconds FROM jobs WHERE id >= 10 ORDER BY id"
+        found = connection.execute(text(query)).scalars().all()
+    assert dict(zip(ENDED_BEFORE, found, strict=True)) == {name: served for name, (*_, served) in ENDED_BEFORE.items()}
+    database.dispose()
+
+
 def test_what_a_job_waits_for_is_gone_after_the_way_down_and_the_job_is_not(database_url: str) -> None:
     database = Database(database_url)
     migrate(database)

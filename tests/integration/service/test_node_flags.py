@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from service.db.tables import events, jobs, nodes, world_changes
 from service.operations.cordon_node import end_overdue_cordon
-from tests.integration.service.api_server import Api
+from tests.integration.service.api_server import Api, Supervisor
 
 SAY: dict[str, dict[str, Any]] = {
     "cordon": {"reason": "new driver"},
@@ -149,10 +149,16 @@ def test_an_end_that_is_put_off_while_the_sweeper_looks_is_the_one_that_counts(a
 # --- Drain -----------------------------------------------------------------------------------------------------------
 
 
+def saved(part: Supervisor) -> Supervisor:
+    """A script that has told of a checkpoint."""
+    part.tell({"kind": "progress", "step": 1, "checkpoint": "step-1"})
+    return part
+
+
 def test_a_drain_stops_what_resumes_and_what_has_not_begun_and_lets_the_others_run_on(api: Api) -> None:
     node = api.node(slots=3)
     resuming, going_on = resumable(api, api.submit(**ONE_OF_EACH)), resumable(api, api.submit(**ONE_OF_EACH), False)
-    parts = {job_id: api.start(job_id, node)[0] for job_id in (resuming, going_on)}
+    parts = {job_id: saved(api.start(job_id, node)[0]) for job_id in (resuming, going_on)}
     unclaimed = resumable(api, api.submit(**ONE_OF_EACH), False)
     api.place()
 
@@ -167,6 +173,22 @@ def test_a_drain_stops_what_resumes_and_what_has_not_begun_and_lets_the_others_r
     assert (job["state"], job["cause"]["outcome"], job["cause"]["stop_reason"]) == ("waiting", "preempted", "drain")
     assert "node-1 is drained: new driver" in job["cause"]["sentence"]
     assert api.job(going_on)["state"] == "running"
+
+
+def test_a_drain_lets_a_script_run_on_until_it_has_a_checkpoint_and_stops_a_training_at_once(api: Api) -> None:
+    node = api.node(slots=2)
+    script, training = resumable(api, api.submit(**ONE_OF_EACH)), api.train(**ONE_OF_EACH)
+    parts = {job_id: api.start(job_id, node)[0] for job_id in (script, training)}
+
+    told = said(api, "drain")
+    sweeper = api.sweeper()
+    sweeper.sweep(1.0)
+
+    assert (told["stopped"], told["going_on"]) == ([training], [script])
+    assert parts[script].directive()["stop"] is None
+    saved(parts[script])
+    sweeper.sweep(2.0)
+    assert parts[script].directive()["stop"]["intent"] == "drain"
 
 
 def test_a_drain_now_stops_all_of_them_and_none_is_charged_for_it(api: Api) -> None:
@@ -187,7 +209,7 @@ def test_a_drain_now_stops_all_of_them_and_none_is_charged_for_it(api: Api) -> N
 def test_the_sweeper_goes_on_with_a_drain_and_stops_what_was_just_being_placed(api: Api) -> None:
     node = api.node()
     job_id = resumable(api, api.submit())
-    part = api.start(job_id, node)[0]
+    part = saved(api.start(job_id, node)[0])
     with api.database.write() as tx:  # as a server leaves it that ends between its two steps
         tx.connection.execute(update(nodes).values(cordon_reason="new driver", is_draining=True))
     sweeper = api.sweeper()
@@ -202,7 +224,7 @@ def test_the_sweeper_goes_on_with_a_drain_and_stops_what_was_just_being_placed(a
 
 def test_a_drain_past_its_end_stops_nothing_more(api: Api) -> None:
     node = api.node()
-    part = api.start(resumable(api, api.submit()), node)[0]
+    part = saved(api.start(resumable(api, api.submit()), node)[0])
     with api.database.write() as tx:
         tx.connection.execute(update(nodes).values(cordon_reason="x", is_draining=True, cordon_until=1.0))
 
@@ -214,7 +236,7 @@ def test_a_drain_past_its_end_stops_nothing_more(api: Api) -> None:
 def test_a_cancel_wins_over_a_drain(api: Api) -> None:
     node = api.node()
     job_id = resumable(api, api.submit())
-    part = api.start(job_id, node)[0]
+    part = saved(api.start(job_id, node)[0])
     said(api, "drain")
 
     api.cancel(job_id)

@@ -106,6 +106,24 @@ def test_a_private_job_shows_in_the_queue_and_ahead_as_one_of_its_team_only(full
     assert [job["id"] for job in full.get("/queue")["items"]] == [secret, job_id]
 
 
+def test_of_a_private_jobs_reason_outsiders_see_what_kind_it_is_and_nothing_of_its_own(full: Api) -> None:
+    job_id = full.submit(name="secret", private=True)
+    full.request("POST", f"/jobs/{job_id}/hold", "ann", json={"reason": "waiting for the merger data"})
+    full.place()
+    own = full.job(job_id)["reason"]
+    assert "merger" in own["text"]
+
+    def reasons(who: str) -> list[object]:
+        lists = (full.get("/queue", who)["items"], full.get("/overview", who)["waiting"])
+        return [items[0]["reason"] for items in lists]
+
+    assert reasons("amy") == [own, own]
+    told = {"code": "held", "text": "Its owner or an admin holds it back until it is released.", "fix": ""}
+    assert reasons("bob") == [told, told]
+    for path in ("/queue", "/overview"):
+        assert "merger" not in full.request("GET", path, "bob").text
+
+
 def test_a_dry_run_starts_now_where_there_is_room_and_stores_nothing(api: Api) -> None:
     api.node(slots=2)
     before = api.snapshot()

@@ -116,6 +116,8 @@ def test_csv_has_the_axes_and_the_numbers(used: Api) -> None:
         ("since=soon", "since 'soon' is no time"),
         ("since=2026-11-23T00:00:00", "has no zone"),
         ("since=2026-11-23&until=2026-11-23", "must lie before until"),
+        ("since=2024-01-01&until=2026-01-01", "731 days, but at most 366"),
+        ("since=2024-01-01", "days, but at most 366"),
         ("format=xml", ""),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from service.domain.reasons import Reason, ReasonCode
@@ -139,3 +141,41 @@ def test_promises_are_facts_of_a_world_and_of_one_built_anew() -> None:
     )
     assert rebuilt.facts() == world.facts()
     assert rebuilt.nominations[1].gang.shares == gang("1:0,1,2,3").shares
+
+
+def test_it_does_not_start_on_a_gpu_that_was_set_aside_meanwhile() -> None:
+    """The one that left did not leave it clean."""
+    world, _ = stopped_for_one()
+    world.stopped(9, job(9, 1, 4, waits=NOW + 5, preemptible=True, stops=1), NOW + 5)
+    world.set_node(node(1, 3, taken=1))
+    assert told(decide(world, NOW + 5, explain=True))[1] == "nominated"
+    world.set_node(node(1, 4))
+    assert told(decide(world, NOW + 6))[1] == "node-1:0,1,2,3"
+
+
+@pytest.mark.parametrize("is_first_alone", [True, False])
+def test_a_job_without_gpus_and_one_that_is_alone_do_not_share_what_is_promised(is_first_alone: bool) -> None:
+    """A promise to a job without GPUs leaves no mark on any GPU."""
+    first = job(1, 1, 0, cpus=1.0, exclusive=is_first_alone, left=60.0)
+    second = job(2, 1, 0, cpus=1.0, exclusive=not is_first_alone, left=60.0)
+    world = World(
+        nodes=(node(1, 1),),
+        running=(running(9, "1:0", since=NOW - HOUR, cpus=16.0),),
+        waiting=(first, second),
+        nominations=(Nomination(job_id=1, gang=gang("1:", first.layouts[0]), after=frozenset({9})),),
+        now=NOW,
+    )
+    world.begin_stop(9)
+    world.ended(9)
+    assert told(decide(world, NOW)) == {1: "node-1:"}
+
+
+def test_gpus_of_a_job_that_leaves_for_a_reason_of_its_own_are_promised_to_nobody() -> None:
+    """It may be first in the queue to get them back: a failed start keeps its place."""
+    leaving = replace(running(9, "1:0,1,2,3", since=NOW - HOUR), is_leaving=True)
+    world = World(
+        nodes=(node(1, 4),), running=(leaving,), waiting=(job(1, 1, 4, left=HOUR, submitted_at=NOW - HOUR),), now=NOW
+    )
+    assert not told(plan(world, NOW))[1].startswith("node-")
+    world.stopped(9, job(9, 1, 4, left=30.0, submitted_at=NOW - HOUR), NOW + 5)
+    assert told(plan(world, NOW + 5)) == {9: "node-1:0,1,2,3", 1: "behind"}

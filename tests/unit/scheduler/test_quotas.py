@@ -53,6 +53,24 @@ WORLDS: dict[str, Shared] = {
         queue=(waits(1, 2, team=C, left=60.0), waits(2, 2, team=B, left=90 * HOUR)),
         expected={2: "node-1:2,3", 1: "behind"},
     ),
+    "a job that is borrowed whole is reclaimed before one that reaches into its team's quota": Shared(
+        nodes=(node(1, 8, cpus=64.0), node(2, 1)),
+        teams=(team(A, quota_gpus=1), team(B, quota_gpus=8)),
+        running=(runs(8, "1:0,1,2,3,4,5,6,7", team=B, saved=60.0), runs(9, "2:0", team=B, saved=HOUR)),
+        queue=(waits(1, 1, team=A, left=90 * HOUR),),
+        expected={9: "stops for 1: reclaim", 1: "node-2:0 after 9"},
+    ),
+    "nobody is stopped whose place another makes anyway": Shared(
+        nodes=(node(1, 8, cpus=64.0),),
+        teams=(team(A, quota_gpus=4), team(B, quota_gpus=0)),
+        running=(
+            runs(7, "1:0", team=B, saved=60.0),
+            runs(8, "1:1,2,3,4", team=B, saved=60.0),
+            runs(9, "1:5,6,7", team=B, saved=HOUR),
+        ),
+        queue=(waits(1, 4, team=A, left=90 * HOUR),),
+        expected={8: "stops for 1: reclaim", 1: "node-1:1,2,3,4 after 8"},
+    ),
     "a job that cannot be stopped does not borrow": Shared(
         teams=HALF, queue=(waits(1, 3, preemptible=False),), expected={1: "not_resumable"}
     ),

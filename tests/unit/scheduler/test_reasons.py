@@ -174,7 +174,13 @@ REASONS: dict[str, Told] = {
         },
         code=ReasonCode.CAP,
         text="Its team holds 3 of at most 4 GPUs; it asks for 2 more.",
-        fix="It starts when others of them end; an admin can raise the cap: gang admin cap.",
+        fix="It starts when others of them end; an admin can raise the cap: gang admin quota team-1 --cap N.",
+    ),
+    "more than the team's cap": Told(
+        world={"nodes": NODES, "waiting": (waits(1, 4, team=1),), "teams": (team(1, cap_gpus=2),)},
+        code=ReasonCode.CAP,
+        text="It asks for 4 GPUs, and its team may hold at most 2: it cannot start so.",
+        fix="Ask for less, or have an admin raise the cap: gang admin quota team-1 --cap N.",
     ),
     "user's cap": Told(
         world={
@@ -185,7 +191,7 @@ REASONS: dict[str, Told] = {
         },
         code=ReasonCode.CAP,
         text="Its owner holds 3 of at most 4 GPUs; it asks for 2 more.",
-        fix="It starts when others of them end; an admin can raise the cap: gang admin cap.",
+        fix="It starts when others of them end; an admin can raise the cap: gang admin cap USER --gpus N.",
     ),
     "cannot borrow": Told(
         world={

@@ -413,3 +413,33 @@ def test_the_next_timer_is_the_end_of_a_patience_or_a_promotion() -> None:
     assert world.next_timer(NOW + 5 * MINUTE) == NOW + DAY
     world.add_waiting(job(3, not_before=NOW + 1), NOW)
     assert world.next_timer(NOW) == NOW + 1
+
+
+def test_one_that_ends_before_a_reservation_passes_one_that_does_not() -> None:
+    """Job 1 has node 2 reserved from when job 9 ends; job 3 stands before job 4 and would run beyond that."""
+    world = World(
+        nodes=TWO,
+        running=(runs(9, "1:0,1,2,3", 2 * HOUR, preemptible=False, limit=22 * HOUR),),
+        waiting=(
+            waits(1, 2, 4, left=HOUR, promoted=NOW - 60.0, ago=3 * DAY),
+            job(3, 1, 4, limit=48 * HOUR, submitted_at=NOW - HOUR),
+            job(4, 1, 4, limit=HOUR, served=0.0, submitted_at=NOW - HOUR, left=49 * HOUR),
+        ),
+        now=NOW,
+    )
+    decided = told(plan(world, NOW))
+    assert (decided[4], decided[3]) == ("node-2:0,1,2,3", "reserved")
+
+
+def test_beside_a_promise_each_attempt_counts_with_its_whole_limit() -> None:
+    """Nine of ten hours are served, but the next attempt may run for ten."""
+    world = World(
+        nodes=TWO,
+        running=(runs(9, "1:0,1,2,3", 2 * HOUR, preemptible=False, limit=22 * HOUR),),
+        waiting=(
+            waits(1, 2, 4, left=HOUR, promoted=NOW - 60.0, ago=3 * DAY),
+            job(3, 1, 4, limit=10 * HOUR, served=9 * HOUR, submitted_at=NOW - HOUR),
+        ),
+        now=NOW,
+    )
+    assert told(plan(world, NOW))[3] == "reserved"
