@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,10 +222,11 @@ def test_o53_processes_that_are_not_ours_are_never_touched(pool: Stack, evidence
 
 def test_a_node_lost_in_start_up_is_node_lost_and_the_gang_starts_on_others(pool: Stack, evidence: Evidence) -> None:
     """Node rank 0 is held back, so that node rank 1 has claimed and waits for it when it is lost."""
-    first, second = placement(pool, nodes=2)
+    first, second, third = pool.node_names
     os.kill(pool.processes[first].pid, signal.SIGSTOP)
-    job_id = pool.python_job(WRITER, **gang(evidence))
-    wait_until(partial(_is_supervised, pool, second), 10, "node rank 1 does not claim its part")
+    with aside(pool, third):
+        job_id = pool.python_job(WRITER, **gang(evidence))
+        wait_until(partial(_is_supervised, pool, second), 10, "node rank 1 does not claim its part")
     assert pool.job(job_id)["state"] == "starting"
     pool.kill_node(second)
     os.kill(pool.processes[first].pid, signal.SIGCONT)
@@ -237,12 +239,12 @@ def test_a_node_lost_in_start_up_is_node_lost_and_the_gang_starts_on_others(pool
     finish(pool, evidence, job, attempts=2)
 
 
-def placement(pool: Stack, *, nodes: int) -> list[str]:
-    """Nodes on which the idle pool places a gang of whole nodes, by node rank."""
-    resources = {"nodes": nodes, "gpus_per_node": 2}
-    job = pool.wait_end(pool.submit(run={"command": "true"}, resources=resources))
-    pool.assert_nothing_left()
-    return [rank["node"] for rank in sorted(job["cause"]["ranks"], key=lambda rank: int(rank["rank"]))]
+@contextmanager
+def aside(pool: Stack, node: str) -> Iterator[None]:
+    """Meanwhile a node gets no new work, so that a gang of two nodes goes to the two others."""
+    pool.request("POST", f"/nodes/{node}/cordon", json={"reason": "a test"}).raise_for_status()
+    yield
+    pool.request("POST", f"/nodes/{node}/resume").raise_for_status()
 
 
 def _is_supervised(pool: Stack, node: str) -> bool:
@@ -283,11 +285,12 @@ def assert_prefix(pool: Stack, evidence: Evidence, job: Job) -> None:
 
 
 def test_o21_a_job_given_to_a_dead_idle_node_keeps_its_place(pool: Stack, evidence: Evidence) -> None:
-    dead, *_ = placement(pool, nodes=2)
+    dead, _, third = pool.node_names
     pool.kill9(dead)
-    job_id = pool.python_job(WRITER, **gang(evidence))
-    behind = pool.submit(run={"command": "true"}, resources={"nodes": 2, "gpus_per_node": 2})
-    wait_until(lambda: pool.job(job_id)["attempts"] == 1, 5, "the job is not placed")
+    with aside(pool, third):
+        job_id = pool.python_job(WRITER, **gang(evidence))
+        behind = pool.submit(run={"command": "true"}, resources={"nodes": 2, "gpus_per_node": 2})
+        wait_until(lambda: pool.job(job_id)["attempts"] == 1, 5, "the job is not placed")
 
     job = wait_attempt(pool, job_id, 2)
 
