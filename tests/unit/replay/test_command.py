@@ -137,6 +137,7 @@ def test_each_run_is_checked_before_its_figures_are_shown(small: str, monkeypatc
     assert "fifo+easy, seed 1: 1 faults: GPU 0 was held twice" in str(result.exception)
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_every_process_without_a_dump() -> None:
     words = [str(TRACES / "itp03.csv.gz"), "--seeds", "500", "--jobs", "2", "--nodes", "20"]
     code = f"from gangline.cli import main; from service.replay.command import replay; replay({words})"

@@ -89,13 +89,14 @@ def test_a_rank_that_computes_is_seen_and_one_that_sleeps_is_idle(tmp_path: Path
     meter = SlotMeter(tmp_path, [0, 1])
     assert meter.read(100.0) == (), "there is nothing yet to compare it with"
     busy = Attempt(tmp_path, "import time; end = time.process_time() + 0.4\nwhile time.process_time() < end: pass\n"
-                             "print('done', flush=True); time.sleep(60)")  # fmt: skip
+                             "print(time.process_time(), flush=True); time.sleep(60)")  # fmt: skip
     try:
         assert busy.child.stdout is not None
-        assert busy.child.stdout.readline() == b"done\n"
+        worked = min(1.0, float(busy.child.stdout.readline()))
         first, second = meter.read(101.0)
         assert (first.index, first.utilisation, first.memory_bytes) == (0, 0.0, 0)
-        assert second.utilisation == pytest.approx(0.43, abs=0.1), "0.4 s of work, and its start, in one second"
+        assert worked >= 0.4
+        assert second.utilisation == pytest.approx(worked, abs=0.1), "its work, and its start, in one second"
         assert second.memory_bytes > 2**20
         assert meter.read(101.01) == (first, second), "a share of so short a time means nothing"
         assert meter.read(103.0)[1].utilisation == pytest.approx(0.0, abs=0.01)
