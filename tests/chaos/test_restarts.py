@@ -155,8 +155,8 @@ def take_the_api_down(ordeal: Ordeal) -> None:
     late = ordeal.stack.processes["node-2"].pid
     os.kill(late, signal.SIGSTOP)
     ordeal.stack.start_server()
-    # Several sweeps: whoever counted the outage would call it unreachable at the first. Its own silence counts since the
-    # API came back, which takes a second to answer; after two seconds of it, it is unreachable by right.
+    # Several sweeps: whoever counted the outage would call it unreachable at the first. Its own silence counts since
+    # the API came back, which takes a second to answer; after two seconds of it, it is unreachable by right.
     stays_true(lambda: ordeal.stack.node("node-2")["state"] == "ready", 0.5, "the outage is held against a node")
     os.kill(late, signal.SIGCONT)
     ordeal.stack.wait_for_nodes()
