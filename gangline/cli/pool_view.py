@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from gangline.cli.table import Column, Paint, Row, render
 from gangline.cli.words import NOTHING, count, duration, gpu_range, local_time, progress_cell
-from gangline.client.models import Node, NodeGPU
-from gangline.client.pool_models import GoingJob, Overview, TeamShare, WaitingJob
+from gangline.client.models import Node, NodeGPU, QueuedJob
+from gangline.client.pool_models import GoingJob, Overview, TeamShare
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ def _running_row(job: GoingJob) -> Row:
     )
 
 
-def _waiting_row(job: WaitingJob, now: datetime) -> Row:
+def _waiting_row(job: QueuedJob, now: datetime) -> Row:
     waits = NOTHING if job.waiting_since is None else duration((now - job.waiting_since).total_seconds())
     return Row(
         cells=(*_who(job), gpu_range(job.gpus, job.min_gpus), waits),
@@ -187,7 +187,7 @@ def _waiting_row(job: WaitingJob, now: datetime) -> Row:
     )
 
 
-def _who(job: GoingJob | WaitingJob) -> tuple[str, str, str, str]:
+def _who(job: GoingJob | QueuedJob) -> tuple[str, str, str, str]:
     return (NOTHING if job.id is None else str(job.id), job.state, job.name, job.owner or NOTHING)
 
 

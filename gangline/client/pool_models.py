@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from gangline.client.models import Node, Progress, Reason
+from gangline.client.models import Node, Progress, QueuedJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,21 +79,6 @@ class GoingJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WaitingJob:
-    """A job that waits, and why. A private job of another team has neither id nor owner."""
-
-    id: int | None = None
-    name: str = ""
-    owner: str | None = None
-    team: str = ""
-    state: str = ""
-    gpus: int = 0
-    min_gpus: int | None = None
-    waiting_since: datetime | None = None
-    reason: Reason | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class TeamShare:
     """What a team holds, is guaranteed, and may hold at most; None: nothing said."""
 
@@ -112,7 +97,7 @@ class Overview:
     nodes: tuple[Node, ...] = ()
     running: tuple[GoingJob, ...] = ()
     num_running: int = 0
-    waiting: tuple[WaitingJob, ...] = ()
+    waiting: tuple[QueuedJob, ...] = ()
     num_waiting: int = 0
     num_gpus_waited_for: int = 0
     teams: tuple[TeamShare, ...] = ()

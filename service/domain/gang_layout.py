@@ -34,6 +34,11 @@ class GangLayout:
         """GPUs of the whole gang."""
         return self.num_nodes * self.gpus_per_node + self.rest_gpus
 
+    @property
+    def shares(self) -> list[int]:
+        """GPUs on each of its nodes, the smaller last share at the end."""
+        return [self.gpus_per_node] * self.num_nodes + ([self.rest_gpus] if self.rest_gpus else [])
+
 
 def equal_shares(least: int, most: int, largest_share: int, num_nodes: int) -> Iterator[tuple[int, int]]:
     """Every (nodes, GPUs on each) that makes `least` to `most` GPUs on at most `num_nodes` nodes.

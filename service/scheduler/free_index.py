@@ -90,7 +90,7 @@ class FreeIndex:
 
     def usable_count(self, node: Node) -> int:
         """How many GPUs of a node such a job could take if nobody else was there."""
-        return (node.usable & self._masks[node.id]).bit_count()
+        return self.mask_of(node).bit_count()
 
     def best_fit(self, count: int) -> Iterator[Node]:
         """The nodes with at least `count` GPUs to give away, those with the fewest first."""

@@ -25,11 +25,11 @@ from service.scheduler.estimates import REPORT_COUNTS_AFTER_SECONDS
 from service.scheduler.facts import Measured, NodeShare, PlacedGang, RunningJob, Team, User, WaitingJob
 from service.scheduler.holds import HoldFacts, hold_of
 from service.scheduler.load_nodes import load_nodes
-from service.scheduler.load_nominations import load_nominations
+from service.scheduler.load_nominations import LoadedNominations, load_nominations
 from service.scheduler.world import World
 from service.settings import Settings
 
-__all__ = ["LoadedJobs", "load_jobs", "load_nodes", "load_ratios", "load_waiting", "load_world", "measured_of"]
+__all__ = ["LoadedJobs", "load_jobs", "load_nodes", "load_ratios", "load_world", "measured_of"]
 
 ACTIVE: Final = (JobState.WAITING, JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 RATIO_DAYS: Final = 90.0
@@ -156,23 +156,23 @@ class LoadedJobs:
 def load_world(connection: Connection, now: float, settings: Settings) -> tuple[World, dict[int, str | None]]:
     """The whole world, and the stored reason (JSON text) of each waiting job."""
     loaded = load_jobs(connection, now)
-    world = World(
+    return world_of(connection, now, settings, loaded, load_nominations(connection, now)), loaded.reasons
+
+
+def world_of(
+    connection: Connection, now: float, settings: Settings, loaded: LoadedJobs, nominations: LoadedNominations
+) -> World:
+    """The world of these jobs and nominations, with the nodes, teams and users as they are."""
+    return World(
         load_nodes(connection, now, settings),
         loaded.waiting.values(),
         loaded.running.values(),
         teams=load_teams(connection),
         users=load_users(connection),
-        nominations=load_nominations(connection, now).alive,
+        nominations=nominations.alive,
         ratios=load_ratios(connection, now),
         now=now,
     )
-    return world, loaded.reasons
-
-
-def load_waiting(connection: Connection) -> tuple[tuple[WaitingJob, ...], dict[int, str | None]]:
-    """The waiting jobs as they are, and the stored reason of each."""
-    loaded = load_jobs(connection, 0.0)
-    return tuple(loaded.waiting.values()), loaded.reasons
 
 
 def load_jobs(connection: Connection, now: float, ids: Collection[int] | None = None) -> LoadedJobs:

@@ -12,7 +12,7 @@ from typing import Final
 from service.domain.gang_layout import GangLayout
 from service.scheduler.facts import NodeShare, PlacedGang
 from service.scheduler.jobs import Entry, Run
-from service.scheduler.node import Node, lowest_bits, matching_mask
+from service.scheduler.node import Node, has_labels, matching_mask
 from service.scheduler.placement import together
 from service.scheduler.queue import Lane
 from service.scheduler.quota import Standing, are_borrowed, largest_node, may_stop
@@ -32,7 +32,7 @@ class Moves:
     moves: tuple[tuple[Run, PlacedGang], ...]
 
 
-def find_moves(world: World, lane: Lane, entry: Entry, standing: Standing, now: float) -> Moves | None:
+def find_moves(world: World, lane: Lane, entry: Entry, now: float) -> Moves | None:
     """Empty just enough nodes by moving all that runs there to other nodes. All fit elsewhere, or nothing moves."""
     layout = entry.job.least
     index = lane.index
@@ -43,13 +43,11 @@ def find_moves(world: World, lane: Lane, entry: Entry, standing: Standing, now: 
         node
         for node in index.nodes.values()
         if index.free_mask(node)
-        and all(_is_movable(world, lane, standing, run, size, now) for run in node.runs.values())
+        and all(_is_movable(world, run, size, now) for run in node.runs.values())
         and _fits_empty(lane, node, entry)
     ]
-    count = layout.num_nodes + (1 if layout.rest_gpus else 0)
-    eligible.sort(key=lambda node: ((node.held & ~node.freeing).bit_count(), node.order))
-    chosen = _of_one_gang(eligible, layout, count)
-    if len(chosen) < count:
+    chosen = _emptiest(eligible, layout)
+    if not chosen:
         return None
     targets = _Targets(lane, {node.id for node in chosen})
     moves: list[tuple[Run, PlacedGang]] = []
@@ -59,8 +57,7 @@ def find_moves(world: World, lane: Lane, entry: Entry, standing: Standing, now: 
         if gang is None:
             return None
         moves.append((run, gang))
-    shares = [layout.gpus_per_node] * layout.num_nodes + ([layout.rest_gpus] if layout.rest_gpus else [])
-    room = room_of(lane, entry, list(zip(chosen, shares, strict=True)), tuple(residents.values()))
+    room = room_of(lane, entry, list(zip(chosen, layout.shares, strict=True)), tuple(residents.values()))
     return Moves(gang=room.gang, moves=tuple(moves))
 
 
@@ -69,8 +66,7 @@ def find_cleared(world: World, lane: Lane, entry: Entry, standing: Standing, now
     layout = entry.job.least
     size = largest_node(lane)
     index = lane.index
-    count = layout.num_nodes + (1 if layout.rest_gpus else 0)
-    if _least_in_use(lane, count) > CLEAR_SHARE * layout.num_gpus:
+    if _least_in_use(lane, len(layout.shares)) > CLEAR_SHARE * layout.num_gpus:
         return None
     eligible = [
         node
@@ -81,17 +77,15 @@ def find_cleared(world: World, lane: Lane, entry: Entry, standing: Standing, now
         )
         and _fits_empty(lane, node, entry)
     ]
-    eligible.sort(key=lambda node: ((node.held & ~node.freeing).bit_count(), node.order))
-    chosen = _of_one_gang(eligible, layout, count)
-    if len(chosen) < count:
+    chosen = _emptiest(eligible, layout)
+    if not chosen:
         return None
     victims = {run.id: run for node in chosen for run in node.runs.values()}
     if sum(run.num_gpus for run in victims.values()) > CLEAR_SHARE * layout.num_gpus:
         return None
     if not are_borrowed(world, lane, victims.values()):
         return None
-    shares = [layout.gpus_per_node] * layout.num_nodes + ([layout.rest_gpus] if layout.rest_gpus else [])
-    return room_of(lane, entry, list(zip(chosen, shares, strict=True)), tuple(victims.values()))
+    return room_of(lane, entry, list(zip(chosen, layout.shares, strict=True)), tuple(victims.values()))
 
 
 def _least_in_use(lane: Lane, count: int) -> int:
@@ -107,9 +101,11 @@ def _least_in_use(lane: Lane, count: int) -> int:
     return in_use
 
 
-def _of_one_gang(nodes: list[Node], layout: GangLayout, count: int) -> list[Node]:
-    """The first of the nodes that may be parts of one gang; fewer than `count` where there are none."""
-    groups = [list(group[:count]) for group in together(nodes, layout, lambda node: node.view)]
+def _emptiest(nodes: list[Node], layout: GangLayout) -> list[Node]:
+    """A node for each share of the gang, those with the fewest GPUs in use; none where there are not enough."""
+    count = len(layout.shares)
+    in_order = sorted(nodes, key=lambda node: (node.num_in_use, node.order))
+    groups = [list(group[:count]) for group in together(in_order, layout, lambda node: node.view)]
     return next((group for group in groups if len(group) == count), [])
 
 
@@ -140,9 +136,7 @@ class _Targets:
         if not able:
             return None
         node = min(able, key=lambda node: (self._free[node.id].bit_count(), node.order))
-        mask = lowest_bits(self._free[node.id], count) if len(node.groups) == 1 else node.choose(
-            self._free[node.id], count
-        )  # fmt: skip
+        mask = node.choose(self._free[node.id], count)
         self._free[node.id] &= ~mask
         self._cpus[node.id] -= layout.cpus_per_node
         self._memory[node.id] -= job.memory_bytes_per_node
@@ -152,12 +146,11 @@ class _Targets:
 def _same_kind(run: Run, node: Node) -> bool:
     """Whether the job may use any GPU of the node."""
     job = run.job
-    if any(node.view.labels.get(name) != value for name, value in job.labels):
-        return False
-    return matching_mask(node.view, job.gpu_type, job.gpu_memory_bytes) & node.usable == node.usable
+    may_use = matching_mask(node.view, job.gpu_type, job.gpu_memory_bytes)
+    return has_labels(node.view, job) and may_use & node.usable == node.usable
 
 
-def _is_movable(world: World, lane: Lane, standing: Standing, run: Run, size: int, now: float) -> bool:
+def _is_movable(world: World, run: Run, size: int, now: float) -> bool:
     return (
         run.num_gpus < size
         and len(run.masks) == 1

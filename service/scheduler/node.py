@@ -67,6 +67,11 @@ class Node:
         """Rises with each change of what is available."""
         self.groups = _groups(view.gpus)
 
+    @property
+    def num_in_use(self) -> int:
+        """GPUs held by runs that stay."""
+        return (self.held & ~self.freeing).bit_count()
+
     def refresh(self) -> None:
         """Work out what is available."""
         self.available = self.usable & ~(self.held & ~self.freeing) & ~self.promised

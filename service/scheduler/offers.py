@@ -15,7 +15,7 @@ from typing import Final
 
 from service.scheduler.estimates import Ratios
 from service.scheduler.free_index import FreeIndex
-from service.scheduler.jobs import Run
+from service.scheduler.jobs import FOREVER, Run
 from service.scheduler.node import Node
 
 STEPS_PER_E: Final = 100.0
@@ -52,9 +52,6 @@ class Offer:
         return sum(run.loss(now) for run in self.victims)
 
 
-NO_VICTIMS_LEFT: Final = float("inf")
-
-
 def offer_of(
     index: FreeIndex,
     node: Node,
@@ -68,7 +65,7 @@ def offer_of(
     count = share.num_gpus
     cpus, memory = node.cpus, node.memory_bytes
     if free.bit_count() >= count and cpus >= share.cpus and memory >= share.memory_bytes:
-        return Offer(0.0, NO_VICTIMS_LEFT, node, ())
+        return Offer(0.0, FOREVER, node, ())
     candidates = [
         (-run.left(ratios, now), run.id, run)
         for run in node.runs.values()

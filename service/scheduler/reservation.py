@@ -12,7 +12,7 @@ from service.scheduler.facts import PlacedGang, WaitingJob
 from service.scheduler.free_index import FreeIndex
 from service.scheduler.jobs import FOREVER, Run
 from service.scheduler.node import Node
-from service.scheduler.placement import gang_of, together
+from service.scheduler.placement import fits, gang_of, together
 from service.scheduler.world import World
 
 
@@ -31,10 +31,11 @@ class Reservation:
         """Whether `count` GPUs of the node may be taken beyond the moment."""
         return node.id not in self.kept or self.free_then[node.id] - count >= self.kept[node.id]
 
-    def take(self, node_id: int, count: int) -> None:
-        """A job takes GPUs beyond the moment."""
-        if node_id in self.kept:
-            self.free_then[node_id] -= count
+    def take(self, gang: PlacedGang) -> None:
+        """A gang holds its GPUs beyond the moment."""
+        for share in gang.shares:
+            if share.node_id in self.kept:
+                self.free_then[share.node_id] -= len(share.gpu_indices)
 
 
 def latest_end(world: World, run: Run, now: float) -> float:
@@ -97,13 +98,11 @@ def _is_home(job: WaitingJob, node: Node) -> bool:
     return job.home is None or job.may_run_on(node.view)
 
 
-def find_beside(
-    index: FreeIndex, job: WaitingJob, reservation: Reservation, is_fitting: Callable[[Node], bool]
-) -> PlacedGang | None:
+def find_beside(index: FreeIndex, job: WaitingJob, reservation: Reservation) -> PlacedGang | None:
     """A place that leaves the reserved GPUs free at their moment, for a job that may run beyond it."""
     layout = job.least
     share, rest = layout.gpus_per_node, layout.rest_gpus
-    able = [node for node in index.best_fit(share) if is_fitting(node) and reservation.leaves_room(node, share)]
+    able = [node for node in index.best_fit(share) if fits(node, job, layout) and reservation.leaves_room(node, share)]
     for nodes in together(able, layout, lambda node: node.view):
         if len(nodes) >= layout.num_nodes:
             taken = [(node, share) for node in nodes[: layout.num_nodes]]
@@ -111,6 +110,6 @@ def find_beside(
                 return gang_of(index, layout, taken)
             used = {node.id for node, _ in taken}
             for node in index.best_fit(rest):
-                if node.id not in used and is_fitting(node) and reservation.leaves_room(node, rest):
+                if node.id not in used and fits(node, job, layout) and reservation.leaves_room(node, rest):
                     return gang_of(index, layout, [*taken, (node, rest)])
     return None

@@ -80,7 +80,7 @@ def _reclaim_among(
     layout = entry.job.least
     offers: list[tuple[_Reclaimed, int]] = []
     used: set[int] = set()
-    for count in [layout.gpus_per_node] * layout.num_nodes + ([layout.rest_gpus] if layout.rest_gpus else []):
+    for count in layout.shares:
         found = [
             offer
             for node in nodes

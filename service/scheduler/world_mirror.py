@@ -26,10 +26,10 @@ from service.scheduler.load_world import (
     LoadedJobs,
     load_ended_ratios,
     load_jobs,
-    load_ratios,
     load_teams,
     load_users,
     measured_of,
+    world_of,
 )
 from service.scheduler.world import World
 from service.settings import Settings
@@ -123,16 +123,7 @@ class WorldMirror:
     def _take(self, connection: Connection, now: float) -> None:
         loaded = load_jobs(connection, now)
         nominations = load_nominations(connection, now)
-        self._world = World(
-            load_nodes(connection, now, self._settings),
-            loaded.waiting.values(),
-            loaded.running.values(),
-            teams=load_teams(connection),
-            users=load_users(connection),
-            nominations=nominations.alive,
-            ratios=load_ratios(connection, now),
-            now=now,
-        )
+        self._world = world_of(connection, now, self._settings, loaded, nominations)
         self.reasons = dict(loaded.reasons)
         self._due = dict(loaded.due)
         self.dead_nominations = nominations.dead

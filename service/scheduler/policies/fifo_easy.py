@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 
-from service.scheduler.facts import PlacedGang
 from service.scheduler.jobs import Entry
-from service.scheduler.placement import find_gang, fits
+from service.scheduler.placement import find_gang
+from service.scheduler.policies.walk import is_bound
 from service.scheduler.queue import Lane
-from service.scheduler.quota import bound_of, most_gpus, standing_of
+from service.scheduler.quota import most_gpus, standing_of
 from service.scheduler.reservation import Reservation, find_beside, latest_end, reserve
 from service.scheduler.scheduling_pass import Pass
 
@@ -31,7 +31,6 @@ class _Easy:
         self.pass_ = pass_
         self.world = pass_.world
         self.reservation: Reservation | None = None
-        self.has_reserved = False
         self.short_refused: list[Lane] = []
         self.long_refused: list[Lane] = []
 
@@ -50,31 +49,29 @@ class _Easy:
     def _look(self, lane: Lane, place: int) -> int | None:
         """The place of the lane to look at next; None: nothing of the lane fits any more."""
         entry = lane.entries[place][2]
-        if self.has_reserved:
+        if self.reservation is not None:
             if lane.num_gpus > lane.index.num_free or self._is_refused(lane, self.short_refused):
                 self.pass_.refuse(lane, entry, "behind", ahead=lane)
                 return None
             is_short = self._ends_before(entry)
             if not is_short and self._is_refused(lane, self.long_refused):
                 return place + 1
-        bound = bound_of(self.world, lane, standing_of(self.world, lane))
-        if bound is not None:
-            self.pass_.refuse(lane, entry, bound.kind, limit=bound.limit, used=bound.used, asked=bound.asked)
+        standing = standing_of(self.world, lane)
+        if is_bound(self.pass_, lane, entry, standing):
             return None
-        if not self.has_reserved or self._ends_before(entry):
-            gang = find_gang(lane.index, entry.job, most_gpus(self.world, lane, standing_of(self.world, lane)))
+        if self.reservation is None or self._ends_before(entry):
+            gang = find_gang(lane.index, entry.job, most_gpus(self.world, lane, standing))
         else:
-            gang = self._beside(lane, entry)
+            gang = find_beside(lane.index, entry.job, self.reservation)
         if gang is not None:
             if self.reservation is not None and not self._ends_before(entry):
-                for share in gang.shares:
-                    self.reservation.take(share.node_id, len(share.gpu_indices))
+                self.reservation.take(gang)
             self.pass_.give(entry, gang)
             return place
-        if not self.has_reserved:
+        if self.reservation is None:
+            # There is none for what never fits, so that it holds nobody up.
             world, now = self.world, self.pass_.now
             self.reservation = reserve(world, lane.index, entry.job, now, lambda run: latest_end(world, run, now))
-            self.has_reserved = self.reservation is not None  # what never fits holds nobody up
             self.pass_.refuse(lane, entry, "no_room")
             return place + 1
         self.pass_.refuse(lane, entry, "reserved")
@@ -88,11 +85,6 @@ class _Easy:
         if job.limit_seconds is None:
             return False
         return self.pass_.now + job.limit_seconds <= self.reservation.at
-
-    def _beside(self, lane: Lane, entry: Entry) -> PlacedGang | None:
-        assert self.reservation is not None
-        layout = entry.job.least
-        return find_beside(lane.index, entry.job, self.reservation, lambda node: fits(node, entry.job, layout))
 
     @staticmethod
     def _is_refused(lane: Lane, refused: list[Lane]) -> bool:

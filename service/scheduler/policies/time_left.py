@@ -12,7 +12,7 @@ from typing import Final
 from service.scheduler.facts import PlacedGang
 from service.scheduler.jobs import Entry
 from service.scheduler.making_room import find_cleared, find_moves
-from service.scheduler.placement import find_gang, fits
+from service.scheduler.placement import find_gang
 from service.scheduler.policies.walk import Result, walk
 from service.scheduler.queue import Lane
 from service.scheduler.quota import Standing, most_gpus, takes_whole_nodes
@@ -49,7 +49,7 @@ def _reclaim(pass_: Pass, lane: Lane, entry: Entry, standing: Standing) -> bool:
 def _make_room(pass_: Pass, lane: Lane, entry: Entry, standing: Standing) -> bool:
     """Gather scattered GPUs for a gang of whole nodes."""
     world, now = pass_.world, pass_.now
-    moves = find_moves(world, lane, entry, standing, now)
+    moves = find_moves(world, lane, entry, now)
     if moves is not None:
         for run, gang in moves.moves:
             pass_.move(run, entry, gang)
@@ -77,8 +77,7 @@ class _TimeLeft:
         gang = self._find(pass_, lane, entry, standing)
         if gang is not None:
             if self.reservation is not None and not self._ends_before(pass_, entry):
-                for share in gang.shares:
-                    self.reservation.take(share.node_id, len(share.gpu_indices))
+                self.reservation.take(gang)
             pass_.give(entry, gang)
             return Result.GIVEN
         if _reclaim(pass_, lane, entry, standing):
@@ -127,8 +126,7 @@ class _TimeLeft:
     def _find(self, pass_: Pass, lane: Lane, entry: Entry, standing: Standing) -> PlacedGang | None:
         if self.reservation is None or self._ends_before(pass_, entry):
             return find_gang(lane.index, entry.job, most_gpus(pass_.world, lane, standing))
-        layout = entry.job.least
-        return find_beside(lane.index, entry.job, self.reservation, lambda node: fits(node, entry.job, layout))
+        return find_beside(lane.index, entry.job, self.reservation)
 
     def _ends_before(self, pass_: Pass, entry: Entry) -> bool:
         assert self.reservation is not None

@@ -76,10 +76,15 @@ def _may_try(pass_: Pass, lane: Lane, entry: Entry, standing: Standing, refused:
     if before is not None:
         pass_.refuse(lane, entry, BLOCKED_CODE, ahead=before)
         return False
+    return not is_bound(pass_, lane, entry, standing)
+
+
+def is_bound(pass_: Pass, lane: Lane, entry: Entry, standing: Standing) -> bool:
+    """Whether a quota or cap keeps the job from starting; if one does, it is told."""
     bound = bound_of(pass_.world, lane, standing)
     if bound is not None:
         pass_.refuse(lane, entry, bound.kind, limit=bound.limit, used=bound.used, asked=bound.asked)
-    return bound is None
+    return bound is not None
 
 
 def _is_blocked(lane: Lane, other: Lane, is_strict: bool) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gangline.cli.pool_view import cordon_note, frame, gpu_levels, summary
-from gangline.client.models import Node, NodeGPU
-from gangline.client.pool_models import GoingJob, Overview, TeamShare, WaitingJob
+from gangline.client.models import Node, NodeGPU, QueuedJob
+from gangline.client.pool_models import GoingJob, Overview, TeamShare
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 
@@ -86,7 +86,7 @@ def test_a_terminal_shows_some_of_everything_and_says_how_much_more_there_is() -
         nodes=tuple(node(held(), name=f"gpu-{number:02}") for number in range(40)),
         running=tuple(GoingJob(id=number, name="x", state="running") for number in range(50)),
         num_running=70,
-        waiting=tuple(WaitingJob(id=number, name="x", state="waiting") for number in range(50)),
+        waiting=tuple(QueuedJob(id=number, name="x", state="waiting") for number in range(50)),
         num_waiting=50,
         teams=(TeamShare(name="red", held_gpus=1),),
     )
