@@ -59,8 +59,8 @@ class Explanation:
 
 def explain(held: HeldWorld, job_id: int, *, with_forecast: bool = True) -> Explanation | None:
     """What the world says of a waiting job; None: it does not wait there (yet, or any more)."""
-    with held.borrow() as (world, now):
-        if job_id not in world.queue.entries and job_id not in world.nominated and job_id not in world.held:
+    with held.borrow(job_id) as (world, now):
+        if not world.is_waiting(job_id):
             return None
         world.set_order(POLICIES[held.policy].order)
         made = None

@@ -60,11 +60,16 @@ class HeldWorld:
         self._world, self._is_leaders = None, False
 
     @contextmanager
-    def borrow(self) -> Iterator[tuple[World, float]]:
-        """The world and the present time, epoch seconds of the database. Change nothing but between begin and undo."""
+    def borrow(self, job_id: int | None = None) -> Iterator[tuple[World, float]]:
+        """The world and the present time, epoch seconds of the database. Change nothing but between begin and undo.
+
+        `job_id`: a job that is asked for; a world that was read before it came is not good enough then.
+        """
         with self.lock:
             since = clock.monotonic() - self._at
-            if self._world is None or (not self._is_leaders and since > self._good_for):
+            is_known = job_id is None or (self._world is not None and self._world.is_waiting(job_id))
+            is_good = self._is_leaders or (since <= self._good_for and is_known)
+            if self._world is None or not is_good:
                 began = clock.monotonic()
                 with self._database.read() as connection:
                     self._now = self._database.now(connection)

@@ -115,6 +115,10 @@ class World:
         jobs |= {job_id: entry.job for job_id, entry in self.nominated.items()}
         return tuple(jobs[job_id] for job_id in sorted(jobs))
 
+    def is_waiting(self, job_id: int) -> bool:
+        """Whether the job is in the queue, held, or nominated."""
+        return job_id in self.queue.entries or job_id in self.nominated or job_id in self.held
+
     def add_waiting(self, job: WaitingJob, now: float = 0.0) -> None:
         """Put a job into the queue, or aside when something holds it; one that waits already is put in anew."""
         is_held = _is_held_back(job, now)

@@ -110,6 +110,8 @@ class Api:
                     tx.connection.execute(insert(METADATA.tables[name]), rows)
         self.state.principals.forget()
         self.state.shapes.get(refresh=True)
+        with self.state.held.lock:
+            self.state.held.drop()
 
     def snapshot(self) -> dict[str, list[tuple[Any, ...]]]:
         """Every row of every table, to see that nothing was changed; not the sign of life of the API itself."""

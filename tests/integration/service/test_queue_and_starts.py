@@ -61,6 +61,13 @@ def test_why_shows_the_quota_that_the_job_stands_under(full: Api) -> None:
     assert (quota["held_gpus"], quota["cap_gpus"], quota["user_cap_gpus"]) == (1, None, None)
 
 
+def test_why_knows_a_job_that_came_after_the_world_was_read(full: Api) -> None:
+    full.get(f"/jobs/{full.submit()}/why")
+    full.state.held._good_for = 3600.0  # as if reading had taken long
+
+    assert full.get(f"/jobs/{full.submit()}/why")["position"] == 2
+
+
 def test_what_would_help_is_told_to_insiders_when_asked_for(full: Api) -> None:
     full.node("node-2", slots=2)
     full.submit(name="other", resources={"gpus": 1})
