@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +59,10 @@ def test_processes_of_nobody_and_circles_in_the_table_are_passed_over() -> None:
 
 
 class Attempt:
-    """An attempt folder with one rank that is a real process."""
+    """An attempt folder with one rank that is a real process, and a supervisor that has no other children.
+
+    This process cannot be the supervisor: the databases and brokers of other tests come from it too.
+    """
 
     def __init__(self, folder: Path, source: str) -> None:
         self.folder = folder / "7"
@@ -68,21 +70,23 @@ class Attempt:
         self.child = subprocess.Popen(
             [sys.executable, "-c", source], stdout=subprocess.PIPE, preexec_fn=die_with_parent()
         )
+        self.supervisor = subprocess.Popen(["sleep", "600"], preexec_fn=die_with_parent())
         plan = a_plan(7, gpus=(AssignedGPU(index=1, uuid="cpu-slot-1", kind="cpu_slot"),))
         write_json(self.folder / LAUNCH_FILE, encode(plan))
         write_state(
             self.folder,
             AttemptState(
                 attempt_id=7, node_rank=0, token="gla_x", pool_id="p", node_name="n", server="http://x",
-                supervisor=ProcessIdentity(pid=os.getpid(), start_time=1, boot_id="b"), phase="supervised",
+                supervisor=ProcessIdentity(pid=self.supervisor.pid, start_time=1, boot_id="b"), phase="supervised",
             ),
         )  # fmt: skip
         rank = StartedRank(rank=0, local_rank=0, pid=self.child.pid, start_time=1, started_at=1.0)
         write_record(self.folder, SupervisorRecord(ranks=(rank,)))
 
     def close(self) -> None:
-        self.child.kill()
-        self.child.communicate()
+        for process in (self.child, self.supervisor):
+            process.kill()
+            process.communicate()
 
 
 def test_a_rank_that_computes_is_seen_and_one_that_sleeps_is_idle(tmp_path: Path) -> None:
