@@ -19,8 +19,8 @@ WAIT_EDGES: Final = (SOON_SECONDS, 3_600.0, 4 * 3_600.0, 12 * 3_600.0, 48 * 3_60
 """Between the classes of foretold waits."""
 MEMORY: Final = 120
 """Ended waits kept of each class."""
-HALF_TRUSTED: Final = 30
-"""So many waits of a class count for half of the middle of its ranges, the model itself for the other half."""
+HALF_TRUSTED: Final = 40
+"""So many waits of a class count for half of its ranges, the model itself and the usual width for the other half."""
 MOST_OPEN: Final = 4_000
 PRIOR: Final[Mapping[bool, tuple[float, ...]]] = {
     True: (0.5, 1.0, 1.0, 1.0, 1.2, 2.0, 4.0, 8.0, 20.0, 60.0),

@@ -16,10 +16,16 @@ from service.scheduler.scheduling_pass import PolicyOptions
 from service.scheduler.world import World
 
 LOW_SHARE: Final = 0.005
-HIGH_SHARE: Final = 0.94
+HIGH_SHARE: Final = 0.943
 """Of the jobs of a kind, how many start within the range shown: from the one share to the other."""
 HIGH_SHARE_SOON: Final = 0.995
 """The same of jobs that should start within minutes: only the few that do not are interested in the far end."""
+NEAR_SECONDS: Final = 240.0
+"""From there on a middle of ten minutes is said at least: patience and protection end then, or not for long."""
+USUAL_REACH: Final = 3.7
+"""Far end over middle, before there is experience; it was 3.0 to 3.9 in all replays, for waits of any length."""
+LEAST_REACH: Final = 3.3
+"""The same at least: the last hundred waits were alike only because no crowd had come yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +82,16 @@ def mended(seconds: float, size: int, calibration: Calibration, now: float, paus
     # Who starts within minutes after all needs no forecast: the middle and the far end are for those who do not.
     shares = (0.5, HIGH_SHARE if is_late else HIGH_SHARE_SOON)
     middle, high = calibration.factors(size, seconds, shares, now, are_late=is_late)
-    middle = middle ** calibration.trust(size, seconds, are_late=is_late)
-    p50 = max(base * middle, SOON_SECONDS) if is_late else base * middle
+    trust = calibration.trust(size, seconds, are_late=is_late)
+    middle = middle**trust
+    p50 = max(base * middle, SOON_SECONDS) if seconds > NEAR_SECONDS else base * middle
+    reach = base * high / p50
+    if is_late:
+        reach = USUAL_REACH ** (1.0 - trust) * reach**trust
     return Forecast(
         low=pause + min(base * low, p50),
         p50=pause + p50,
-        p90=pause + max(base * high, p50),
+        p90=pause + p50 * max(LEAST_REACH, reach),
         model_seconds=seconds,
         size=size,
     )

@@ -7,7 +7,7 @@ import pytest
 from service.domain.reasons import Reason, ReasonCode
 from service.scheduler.calibration import PRIOR, SOON_SECONDS, Calibration
 from service.scheduler.facts import RunningJob, WaitingJob
-from service.scheduler.forecast import forecast, mended
+from service.scheduler.forecast import LEAST_REACH, NEAR_SECONDS, USUAL_REACH, forecast, mended
 from service.scheduler.look_ahead import MOST_PASSES, look_ahead
 from service.scheduler.scheduling_pass import PolicyOptions
 from service.scheduler.small_copy import MOST_NODES, small_copy
@@ -216,3 +216,33 @@ def test_those_who_start_within_minutes_do_not_shorten_the_middle_of_the_others(
     assert made.p50 == pytest.approx(3 * HOUR)
     assert made.low is not None
     assert made.low <= 2 * MINUTE
+
+
+def test_many_waits_alike_do_not_make_the_range_narrow() -> None:
+    """The last crowd was like that; the next one need not be."""
+    calibration = Calibration()
+    for number in range(200):
+        calibration.foretold(number, 0, 2 * HOUR, number * DAY)
+        calibration.started(number, number * DAY + 2 * HOUR)
+
+    made = mended(2 * HOUR, 0, calibration, 300 * DAY)
+
+    assert made.p50 == pytest.approx(2 * HOUR)
+    assert made.p90 == pytest.approx(LEAST_REACH * 2 * HOUR)
+
+
+def test_one_job_that_waited_very_long_does_not_make_the_range_boundless() -> None:
+    calibration = Calibration()
+    calibration.foretold(1, 0, 2 * HOUR, 0.0)
+    calibration.started(1, 200 * HOUR)
+
+    made = mended(2 * HOUR, 0, calibration, 20 * DAY)
+
+    assert made.p90 is not None
+    assert made.p90 <= 1.2 * USUAL_REACH * 2 * HOUR
+
+
+def test_what_is_foretold_as_minutes_is_said_as_ten_and_what_is_foretold_as_moments_as_moments() -> None:
+    for seconds, least in ((30.0, 0.0), (NEAR_SECONDS + 1.0, SOON_SECONDS), (SOON_SECONDS - 1.0, SOON_SECONDS)):
+        made = mended(seconds, 0, Calibration(), NOW)
+        assert made.p50 == pytest.approx(max(least, 60.0), rel=0.2)
