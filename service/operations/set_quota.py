@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import func, select, update
+from sqlalchemy import exists, func, not_, or_, select, update
 
 from service.db.session import Database, Write
-from service.db.tables import gpus, nodes, teams
+from service.db.tables import gpus, jobs, nodes, teams
 from service.db.transitions import add_event
 from service.db.world_changes import mark_changed
+from service.domain.states import JobState
 from service.errors import InvalidRequest, NotFound
 
 MEANINGS: Final[Mapping[str, str]] = {
@@ -26,8 +27,9 @@ def set_quota(
 ) -> tuple[dict[str, int | None], list[str]]:
     """Set these columns of `MEANINGS` (None: none of it), keep the others. Returns all of them, and warnings.
 
-    Quotas that add up to more than the pool has are accepted, since pools grow: a warning says the numbers. Raises
-    NotFound, and InvalidRequest for a cap below the team's own quota.
+    Quotas that add up to more than the pool has are accepted, since pools grow: a warning says the numbers. Another
+    names teams whose jobs the first quota of the pool keeps from starting. Raises NotFound, and InvalidRequest for a
+    cap below the team's own quota.
     """
     with database.write() as tx:
         row = tx.connection.execute(select(teams).where(teams.c.name == team).with_for_update()).one_or_none()
@@ -48,7 +50,7 @@ def set_quota(
                 data={"team": team, "from": before, "to": after},
             )
             mark_changed(tx, "team", row.id)
-        return after, _warnings(tx)
+        return after, [*_more_than_the_pool(tx), *_kept_from_starting(tx)]
 
 
 def _check(team: str, after: Mapping[str, int | None]) -> None:
@@ -64,7 +66,7 @@ def _shown(number: int | None) -> str:
     return "none" if number is None else str(number)
 
 
-def _warnings(tx: Write) -> list[str]:
+def _more_than_the_pool(tx: Write) -> list[str]:
     """Where the quotas of all teams exceed the pool as it is now."""
     sums: Any = tx.connection.execute(select(func.sum(teams.c.quota_gpus), func.sum(teams.c.quota_nodes))).one()
     num_gpus = select(func.count()).select_from(gpus).where(gpus.c.removed_at.is_(None))
@@ -79,3 +81,22 @@ def _warnings(tx: Write) -> list[str]:
                 "they are guaranteed at the same time."
             )
     return warnings
+
+
+def _kept_from_starting(tx: Write) -> list[str]:
+    """Which teams have no quota where others do, and wait with jobs that cannot be stopped: these must not borrow."""
+    has_quota = or_(teams.c.quota_gpus.is_not(None), teams.c.quota_nodes.is_not(None))
+    if not tx.connection.execute(select(exists().where(has_quota))).scalar_one():
+        return []
+    query = (
+        select(teams.c.name, func.count())
+        .join(jobs, jobs.c.team_id == teams.c.id)
+        .where(jobs.c.state == JobState.WAITING, jobs.c.is_preemptible.is_(False), not_(has_quota))
+        .group_by(teams.c.name)
+        .order_by(teams.c.name)
+    )
+    return [
+        f"Team {name} has no quota, so its jobs borrow, and {number} of those that wait cannot be stopped: such jobs "
+        f"must not borrow and do not start. Give it one: gang admin quota {name} --gpus N."
+        for name, number in tx.connection.execute(query)
+    ]

@@ -55,6 +55,21 @@ def test_quotas_that_exceed_the_pool_are_accepted_with_the_numbers(api: Api) -> 
     assert "add up to 3 whole nodes, and the pool has 1" in nodes
 
 
+def test_the_first_quota_names_the_teams_whose_jobs_it_keeps_from_starting(api: Api) -> None:
+    api.node(slots=8)
+    api.submit("ann")
+    api.submit("bob")
+    api.submit("bob", preemptible=True)
+    assert quota(api, quota_gpus=None).json()["warnings"] == [], "without any quota all GPUs are everybody's"
+
+    (warning,) = quota(api, quota_gpus=4).json()["warnings"]
+
+    assert "Team blue has no quota" in warning
+    assert "1 of those that wait cannot be stopped" in warning
+    assert "gang admin quota blue --gpus N" in warning
+    assert quota(api, "blue", quota_gpus=2).json()["warnings"] == []
+
+
 @pytest.mark.parametrize(
     "body",
     [{}, {"gpus": 3}, {"quota_gpus": -1}, {"quota_gpus": "4"}, {"quota_gpus": True}, {"quota_gpus": 1.5},
