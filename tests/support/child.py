@@ -26,6 +26,14 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> Callable[[], None]:
     return ask
 
 
+def hear_interrupts() -> None:
+    """A `preexec_fn` after which Ctrl-C reaches the child as from a terminal.
+
+    A test run that a shell started in the background ignores SIGINT, and its children would inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def end(process: subprocess.Popen[bytes], *, first: int = signal.SIGTERM, grace: float = 5.0) -> int:
     """Signal a child that we started, SIGKILL it after `grace` seconds, reap it; returns its exit status."""
     if process.poll() is None:

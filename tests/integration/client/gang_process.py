@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.integration.client.fake_rest_server import TOKEN, FakeServer
-from tests.support.child import end
+from tests.support.child import end, hear_interrupts
 
 COMMAND = [sys.executable, "-m", "gangline.cli"]
 
@@ -63,8 +63,7 @@ class RunningGang:
             bufsize=0,  # so that a line read early takes nothing else out of the pipe
             env=environment(server, folder),
             cwd=folder,
-            # A test run started in the background ignores SIGINT, and its children would inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=hear_interrupts,
         )
 
     def __enter__(self) -> RunningGang:

@@ -18,7 +18,7 @@ import pytest
 from tests.integration.client.fake_rest_server import Answer, FakeServer, Request, a_problem
 from tests.integration.client.gang_process import COMMAND, environment, gang, gang_on_terminal
 from tests.integration.client.test_cli import HOSTILE, SHOWN, assert_harmless
-from tests.support.child import end
+from tests.support.child import end, hear_interrupts
 from tests.support.wait import wait_until
 
 
@@ -260,7 +260,7 @@ def top_on_terminal(server: FakeServer, folder: Path) -> Iterator[tuple[subproce
         [*COMMAND, "top", "--every", "0.2s"],
         stdin=theirs, stdout=theirs, stderr=theirs,
         env=environment(server, folder, TERM="xterm-256color", COLUMNS="100", LINES="30"),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hear_interrupts,
     )  # fmt: skip
     os.close(theirs)
     os.set_blocking(ours, False)

@@ -22,6 +22,7 @@ from service.replay import command
 from service.replay.command import replay
 from service.replay.engine import ProductionEngine
 from service.scheduler.plan import Plan
+from tests.support.child import hear_interrupts
 from tests.support.wait import wait_until
 
 TRACES = Path(__file__).resolve().parents[2] / "data" / "traces"
@@ -137,13 +138,14 @@ def test_each_run_is_checked_before_its_figures_are_shown(small: str, monkeypatc
     assert "fifo+easy, seed 1: 1 faults: GPU 0 was held twice" in str(result.exception)
 
 
-@pytest.mark.full
 def test_ctrl_c_ends_every_process_without_a_dump() -> None:
     words = [str(TRACES / "itp03.csv.gz"), "--seeds", "500", "--jobs", "2", "--nodes", "20"]
     code = f"from gangline.cli import main; from service.replay.command import replay; replay({words})"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, preexec_fn=hear_interrupts,
+    )  # fmt: skip
     try:
         wait_until(lambda: len(group_of(process.pid)) >= 4, 60, "two replays beside this one")
         os.killpg(process.pid, signal.SIGINT)
