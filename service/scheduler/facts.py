@@ -49,6 +49,8 @@ class NodeView:
     labels: Mapping[str, str] = field(default_factory=dict)
     changed_at: float = 0.0
     """When something last started or ended on it, epoch seconds."""
+    blocked_until: float | None = None
+    """When it is to get new work again, epoch seconds; None: nobody can tell, or it does now."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +68,7 @@ class WaitingJob:
     gpu_type: str | None
     memory_bytes_per_node: int
     not_before: float | None = None
-    """Back-off after a failed start, epoch seconds."""
+    """It does not start before: back-off after a failed start, or the date that it was given; epoch seconds."""
     home: CheckpointHome | None = None
     """Where its newest checkpoint lies: it resumes only there. None: it has none, any node will do."""
     gpu_memory_bytes: int | None = None
@@ -224,5 +226,6 @@ class User:
     """A user's bounds."""
 
     id: int
+    name: str = "USER"
     cap_gpus: int | None = None
     """The most GPUs that they may hold."""

@@ -24,6 +24,8 @@ NEAR_SECONDS: Final = 240.0
 """From there on a middle of ten minutes is said at least: patience and protection end then, or not for long."""
 USUAL_REACH: Final = 3.7
 """Far end over middle, before there is experience; it was 3.0 to 3.9 in all replays, for waits of any length."""
+USUAL_REACH_SOON: Final = 20.0
+"""The same of jobs that should start within minutes: of some, hours come after all."""
 LEAST_REACH: Final = 3.3
 """The same at least: the last hundred waits were alike only because no crowd had come yet."""
 
@@ -60,12 +62,12 @@ def forecast(
     world.set_order(POLICIES[policy].order)
     if isinstance(job, int):
         job = waiting_job(world, job)
-    if job.held_by is not None:
+    if job.held_by is not None and job.not_before is None:
         return Forecast(why_unknown=f"{job.held_by.text} Nobody can tell when that ends.")
     pause = max(0.0, (job.not_before or 0.0) - now)
     if not world.nodes:
         return Forecast(why_unknown="The pool has no nodes.")
-    from_now = job if not pause else _without_pause(job)
+    from_now = job if job.not_before is None else _without_pause(job)
     prospect = look_ahead(world, from_now, now, policy, options or PolicyOptions())
     if prospect is None:
         return Forecast(why_unknown="As the pool is now it never starts, whatever ends.")
@@ -85,9 +87,8 @@ def mended(seconds: float, size: int, calibration: Calibration, now: float, paus
     trust = calibration.trust(size, seconds, are_late=is_late)
     middle = middle**trust
     p50 = max(base * middle, SOON_SECONDS) if seconds > NEAR_SECONDS else base * middle
-    reach = base * high / p50
-    if is_late:
-        reach = USUAL_REACH ** (1.0 - trust) * reach**trust
+    usual = USUAL_REACH if is_late else USUAL_REACH_SOON
+    reach = usual ** (1.0 - trust) * (base * high / p50) ** trust
     return Forecast(
         low=pause + min(base * low, p50),
         p50=pause + p50,
@@ -104,4 +105,4 @@ def waiting_job(world: World, job_id: int) -> WaitingJob:
 
 
 def _without_pause(job: WaitingJob) -> WaitingJob:
-    return replace(job, not_before=None)
+    return replace(job, not_before=None, held_by=None)

@@ -21,6 +21,7 @@ MAX_NEEDS_NAMED = 5
 class HoldFacts:
     """What is known of a job's turn, as its row and its dependencies say it."""
 
+    job_id: int
     hold_reason: str | None = None
     """`jobs.hold_reason`: a `Hold` as text."""
     start_after: float | None = None
@@ -37,7 +38,7 @@ def hold_of(facts: HoldFacts, now: float) -> tuple[Reason, float | None] | None:
     is held says so first, since it stays where it is whatever becomes of the rest.
     """
     if (hold := Hold.from_json(facts.hold_reason)) is not None:
-        return _held(hold), None
+        return _held(hold, facts.job_id), None
     if unmet := [need for need in facts.needs if not need.is_met]:
         return _dependency(unmet), None
     if facts.start_after is not None and now < facts.start_after:
@@ -45,10 +46,11 @@ def hold_of(facts: HoldFacts, now: float) -> tuple[Reason, float | None] | None:
     return None
 
 
-def _held(hold: Hold) -> Reason:
+def _held(hold: Hold, job_id: int) -> Reason:
     why = f": {hold.why}" if hold.why else ""
     who = f"admin {hold.by}" if hold.is_by_admin else hold.by
-    fix = f"Ask {hold.by}, or another admin: gang release JOB." if hold.is_by_admin else "Release it: gang release JOB."
+    release = f"gang release {job_id}."
+    fix = f"Ask {hold.by}, or another admin: {release}" if hold.is_by_admin else f"Release it: {release}"
     return Reason(code=ReasonCode.HELD, text=f"It is held by {who}{why}.", fix=fix)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Select, func, select
 
+from service import clock
 from service.db.tables import allocations, attempt_nodes, attempts, gpus, nodes
 from service.domain.states import AttemptNodeState, AttemptState, NodeState
 from service.scheduler.facts import GPUView, NodeView
@@ -21,7 +22,10 @@ RECENT_ALLOCATIONS: Final = 20_000
 """How far back is looked for when something last started or ended on a node: it only breaks ties."""
 
 _NODES = select(nodes).order_by(nodes.c.name)
-_SIGNS = select(nodes.c.id, nodes.c.state, nodes.c.last_heartbeat_at, nodes.c.cordon_reason, nodes.c.is_draining)
+_SIGNS = select(
+    nodes.c.id, nodes.c.state, nodes.c.last_heartbeat_at, nodes.c.cordon_reason, nodes.c.cordon_until,
+    nodes.c.is_draining,
+)  # fmt: skip
 _GPUS = select(gpus).where(gpus.c.removed_at.is_(None)).order_by(gpus.c.node_id, gpus.c.gpu_index)
 _RUNS_ON = (attempt_nodes.c.state != AttemptNodeState.ENDED) & (attempts.c.state != AttemptState.ENDED)
 _STRAY_ALLOCATIONS = (
@@ -87,11 +91,13 @@ def load_nodes(
     result = []
     for node in connection.execute(some(_NODES, nodes.c.id)):
         cpus, memory = held.get(node.id, (0.0, 0))
+        block = _block_of(node, now, late_seconds)
         result.append(
             NodeView(
                 id=node.id,
                 name=node.name,
-                blocked_by=_blocked_by(node, now, late_seconds),
+                blocked_by=block.why,
+                blocked_until=block.until,
                 gpus=tuple(views[node.id]),
                 cpus=node.cpus,
                 memory_bytes=node.memory_bytes,
@@ -105,24 +111,33 @@ def load_nodes(
     return tuple(result)
 
 
-def load_blocked(connection: Connection, now: float, settings: Settings) -> dict[int, str | None]:
+class Block(NamedTuple):
+    """Why a node gets no new work, and until when if that is known (epoch seconds); both None: it does."""
+
+    why: str | None = None
+    until: float | None = None
+
+
+def load_blocks(connection: Connection, now: float, settings: Settings) -> dict[int, Block]:
     """Why each node gets no new work now, by id: its state, its flags and how late its heartbeat is."""
     rows = connection.execute(_SIGNS).all()
     late_seconds = silent_seconds(settings, len(rows))
-    return {row.id: _blocked_by(row, now, late_seconds) for row in rows}
+    return {row.id: _block_of(row, now, late_seconds) for row in rows}
 
 
 def _num_nodes(connection: Connection) -> int:
     return int(connection.execute(select(func.count()).select_from(nodes)).scalar_one())
 
 
-def _blocked_by(node: Any, now: float, late_seconds: float) -> str | None:
+def _block_of(node: Any, now: float, late_seconds: float) -> Block:
     if node.state != NodeState.READY:
-        return str(node.state)
+        return Block(str(node.state))
     if node.last_heartbeat_at is None:
-        return "not heard of yet"
+        return Block("not heard of yet")
     if now - node.last_heartbeat_at > late_seconds:
-        return "late with its heartbeat"
-    if node.cordon_reason is not None:
-        return f"{'drained' if node.is_draining else 'cordoned'} ({node.cordon_reason})"
-    return None
+        return Block("late with its heartbeat")
+    if node.cordon_reason is None:
+        return Block()
+    flag = "drained" if node.is_draining else "cordoned"
+    end = "" if node.cordon_until is None else f" until {clock.rfc3339(node.cordon_until)}"
+    return Block(f"{flag}{end} ({node.cordon_reason})", node.cordon_until)

@@ -19,6 +19,7 @@ from service.db.tables import allocations, attempt_nodes, attempts, checkpoints,
 from service.domain.checkpoints import CheckpointHome
 from service.domain.gang_layout import GangLayout, layouts_of
 from service.domain.progress import Progress
+from service.domain.reasons import Reason
 from service.domain.states import AttemptNodeState, AttemptState, JobState
 from service.domain.training_evidence import TRAINED_KINDS
 from service.scheduler.estimates import REPORT_COUNTS_AFTER_SECONDS
@@ -138,7 +139,7 @@ _RATIOS = (
     .limit(MAX_RATIOS_READ)
 )
 _TEAMS = select(teams.c.id, teams.c.name, teams.c.quota_gpus, teams.c.quota_nodes, teams.c.cap_gpus)
-_USERS = select(users.c.id, users.c.cap_gpus)
+_USERS = select(users.c.id, users.c.name, users.c.cap_gpus)
 
 
 @dataclass
@@ -204,6 +205,7 @@ def load_jobs(connection: Connection, now: float, ids: Collection[int] | None = 
         if row.state == JobState.WAITING:
             hold = hold_of(
                 HoldFacts(
+                    job_id=row.id,
                     hold_reason=row.hold_reason,
                     start_after=row.start_after,
                     start_zone=row.start_zone,
@@ -214,7 +216,7 @@ def load_jobs(connection: Connection, now: float, ids: Collection[int] | None = 
             if hold is not None and hold[1] is not None:
                 loaded.due[row.id] = hold[1]
             loaded.reasons[row.id] = row.reason
-            loaded.waiting[row.id] = _job_of(row, held_by=None if hold is None else hold[0], **common)
+            loaded.waiting[row.id] = _job_of(row, hold, **common)
         elif attempt is not None:
             held = parts[attempt.id]
             if is_trained:
@@ -267,7 +269,9 @@ def measured_of(stored: str | None, useful_since: float) -> Measured | None:
     return None if left is None else Measured(left_seconds=left, at=progress.updated_at)
 
 
-def _job_of(row: Row[Any], **more: Any) -> WaitingJob:
+def _job_of(row: Row[Any], hold: tuple[Reason, float | None] | None = None, **more: Any) -> WaitingJob:
+    """`hold`: as `hold_of` says it; until nobody knows when, a pause after a failed start tells nothing."""
+    held_by, not_before = (None, row.not_before) if hold is None else hold
     labels: Mapping[str, str] = json.loads(row.node_labels) if row.node_labels else {}
     began = row.wait_began_at if row.start_after is None else max(row.wait_began_at, row.start_after)
     return WaitingJob(
@@ -282,7 +286,8 @@ def _job_of(row: Row[Any], **more: Any) -> WaitingJob:
         labels=tuple(sorted(labels.items())),
         is_exclusive=bool(row.is_exclusive),
         memory_bytes_per_node=row.memory_bytes_per_node,
-        not_before=row.not_before,
+        not_before=not_before,
+        held_by=held_by,
         limit_seconds=row.limit_seconds,
         served_seconds=row.served_seconds,
         wait_began_at=began,

@@ -27,6 +27,8 @@ STEP_SHARE_OF_PART: Final = 0.3
 MOST_SECONDS: Final = 60 * 86_400.0
 OPENS: Final = -1
 """Stands for a job in the list of moments when a protected run may be stopped."""
+RETURNS: Final = -2
+"""Stands for a job in the list of moments when a node that was cordoned or drained for a time gets work again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,9 @@ class _Ahead:
             self._expect(run)
             if now < run.open_at < FOREVER:
                 heapq.heappush(self.moments, (run.open_at, OPENS))
+        for node in world.nodes.values():
+            if node.view.blocked_until is not None:
+                heapq.heappush(self.moments, (max(now, node.view.blocked_until), RETURNS))
 
     def run(self, most_passes: int, step_share: float, weight: float) -> Prospect | None:
         """Step from moment to moment until the job has started."""
@@ -116,7 +121,7 @@ class _Ahead:
 
     def _next(self) -> float | None:
         moments = self.moments
-        while moments and moments[0][1] != OPENS and self.ends.get(moments[0][1]) != moments[0][0]:
+        while moments and moments[0][1] >= 0 and self.ends.get(moments[0][1]) != moments[0][0]:
             heapq.heappop(moments)
         timer = self.world.next_timer(self.now)
         times = [moments[0][0]] if moments else []
@@ -126,6 +131,13 @@ class _Ahead:
         self.now = moment
         while self.moments and self.moments[0][0] <= moment:
             at, job_id = heapq.heappop(self.moments)
-            if job_id != OPENS and self.ends.get(job_id) == at:
+            if job_id == RETURNS:
+                self._unblock()
+            elif job_id != OPENS and self.ends.get(job_id) == at:
                 del self.ends[job_id]
                 self.world.ended(job_id)
+
+    def _unblock(self) -> None:
+        for node in list(self.world.nodes.values()):
+            if node.view.blocked_until is not None and node.view.blocked_until <= self.now:
+                self.world.set_node(replace(node.view, blocked_by=None, blocked_until=None))

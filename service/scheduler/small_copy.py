@@ -38,7 +38,8 @@ class SmallCopy:
 
 def small_copy(world: World, job: WaitingJob, now: float) -> SmallCopy:
     """A copy in which `job` waits, whether it does in the world or not. Leaves the world as it is."""
-    able = [node for node in world.nodes.values() if node.view.blocked_by is None]
+    views = ((node, node.view) for node in world.nodes.values())
+    able = [node for node, view in views if view.blocked_by is None or view.blocked_until is not None]
     # By what is free, so that a part has its share of full nodes and of those where a job still fits.
     able.sort(key=lambda node: (-node.available.bit_count(), node.order))
     factor = 1 if len(able) <= MOST_NODES else -(-len(able) // NODES_OF_PART)

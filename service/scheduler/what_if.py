@@ -86,8 +86,8 @@ def variants(
     advised_limit_seconds: float | None = None,
 ) -> tuple[Variant, ...]:
     """What the job could ask for to start clearly sooner, the soonest first."""
-    if base.seconds == 0.0 or job.held_by is not None:
-        return ()
+    if base.seconds == 0.0 or job.held_by is not None or job.home is not None:
+        return ()  # one with a checkpoint goes on as it is: what asks for less would be a new job
     found = []
     for kind, value, other in _others(world, job, advised_limit_seconds):
         outlook = what_if(world, other, now, policy, options, calibration)

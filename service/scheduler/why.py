@@ -17,6 +17,7 @@ from service.scheduler.jobs import Entry
 from service.scheduler.node import Node, has_labels, matching_mask
 from service.scheduler.placement import find_gang, together
 from service.scheduler.queue import Lane
+from service.scheduler.quota import Standing, borrowed_gpus, standing_of
 from service.scheduler.scheduling_pass import Pass, Refusal
 from service.scheduler.world import World
 
@@ -40,7 +41,7 @@ def reason_of_nomination(world: World, nomination: Nomination, now: float) -> Re
     leaving = [job_id for job_id in sorted(nomination.after) if job_id in world.runs]
     return Reason(
         code=ReasonCode.NOMINATED,
-        text=f"{nomination.gang.layout.num_gpus} GPUs on {names} are kept for it; " + _leaving(leaving),
+        text=f"{_gpus_on(nomination.gang.layout.num_gpus, names)} kept for it; " + _leaving(leaving),
         fix="Nothing to do: it starts as soon as they are free.",
     )
 
@@ -78,7 +79,8 @@ def _of_lane(pass_: Pass, lane: Lane, job: WaitingJob, refusal: Refusal | None) 
     code = "behind" if refusal is None else refusal.code
     numbers: dict[str, Any] = {} if refusal is None else {**refusal.numbers, "num_given": refusal.num_given}
     maker = _MAKERS.get(code, _no_room)
-    return maker(pass_, lane, job, numbers)
+    reason = maker(pass_, lane, job, numbers)
+    return _not_given_back(pass_, lane, job, reason) if code in _TRIED else reason
 
 
 # --- What no turn would change -------------------------------------------------------------------------------------
@@ -168,7 +170,13 @@ def _not_free(pass_: Pass, lane: Lane, job: WaitingJob, *_: Any) -> Reason:
         return Reason(
             code=ReasonCode.NEEDS_GPUS,
             text=f"It needs {ask_of(job)}, {num_free} {'is' if num_free == 1 else 'are'} free.",
-            fix="It starts when enough are free; with fewer GPUs it may start sooner.",
+            fix=_when_free(job),
+        )
+    if not job.least.num_gpus:
+        return Reason(
+            code=ReasonCode.NEEDS_NODES,
+            text=f"It needs {ask_of(job)}: no node has as many CPUs and as much memory free.",
+            fix="It starts when one has; fewer CPUs or less memory may start sooner.",
         )
     share, num_nodes = job.least.gpus_per_node, job.least.num_nodes
     have = _nodes_with(lane.index, share)
@@ -226,7 +234,7 @@ def _too_costly(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any
         return reason if reason.code is ReasonCode.BEHIND else _nobody_resumes(pass_, lane, job, reason)
     return _with(pass_, lane, job, ReasonCode.TOO_COSTLY,
                  "those running end within 3 times its own time left, or stopping them costs more than it gains",
-                 "It starts when enough are free; with fewer GPUs or a shorter limit it may start sooner.")  # fmt: skip
+                 _when_free(job, "a shorter limit"))  # fmt: skip
 
 
 def _nobody_resumes(pass_: Pass, lane: Lane, job: WaitingJob, missing: Reason) -> Reason:
@@ -241,7 +249,31 @@ def _nobody_resumes(pass_: Pass, lane: Lane, job: WaitingJob, missing: Reason) -
     does = "the job that runs does" if count == 1 else f"the {count} jobs that run do"
     return _with(pass_, lane, job, ReasonCode.NOT_RESUMABLE,
                  f"{does} not resume, or may not be stopped once more, so nothing is stopped for it",
-                 "It starts when enough are free; with fewer GPUs it may start sooner.")  # fmt: skip
+                 _when_free(job))  # fmt: skip
+
+
+def _not_given_back(pass_: Pass, lane: Lane, job: WaitingJob, reason: Reason) -> Reason:
+    """Whether its team's quota is lent to scripts that have not shown yet that they resume; else the reason given."""
+    world = pass_.world
+    if not world.has_quotas or not job.least.num_gpus or standing_of(world, lane) is not Standing.IN_QUOTA:
+        return reason
+    borrowers = sorted(
+        run.id
+        for run in world.runs.values()
+        if run.job.may_borrow
+        and not run.job.is_preemptible
+        and run.job.team_id != lane.team_id
+        and borrowed_gpus(world, run.job.team_id)
+        and any(node_id in lane.index.nodes for node_id, _ in run.masks)
+    )
+    if not borrowers:
+        return reason
+    does = "borrows and has" if len(borrowers) == 1 else "borrow and have"
+    back = "it is asked back as soon as it does" if len(borrowers) == 1 else "they are asked back as soon as they do"
+    return _with(pass_, lane, job, ReasonCode.NOT_RESUMABLE,
+                 f"{_jobs(borrowers)} {does} not reported a checkpoint yet: {back}",
+                 "Nothing to do; or ask an admin to requeue what borrows: gang requeue "
+                 f"{' '.join(map(str, borrowers[:3]))}.")  # fmt: skip
 
 
 def _patience(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
@@ -286,7 +318,7 @@ def _team_cap(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any])
 
 
 def _user_cap(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
-    return _cap("Its owner", "gang admin cap USER --gpus N", numbers)
+    return _cap("Its owner", f"gang admin cap {pass_.world.users[job.user_id].name} --gpus N", numbers)
 
 
 def _cap(whose: str, command: str, numbers: dict[str, Any]) -> Reason:
@@ -338,7 +370,17 @@ _MAKERS: Final = {
 }
 
 
+_TRIED: Final = ("patience", "too_costly", "quorum", "no_room")
+"""Codes of jobs whose turn came and whom neither a free GPU nor a quota given back could help."""
+
+
 # --- Words ---------------------------------------------------------------------------------------------------------
+
+
+def _when_free(job: WaitingJob, *others: str) -> str:
+    """When it starts, and with what it might sooner: nothing asks for less than one GPU."""
+    helps = [*(["fewer GPUs"] if job.least.num_gpus > 1 else []), *others]
+    return "It starts when enough are free" + (f"; with {' or '.join(helps)} it may start sooner." if helps else ".")
 
 
 def ask_of(job: WaitingJob) -> str:
@@ -348,8 +390,15 @@ def ask_of(job: WaitingJob) -> str:
     if least.num_gpus != most.num_gpus:
         return f"{least.num_gpus} to {most.num_gpus} {kind}s"
     gpus = f"{kind}{'' if most.num_gpus == 1 else 's'}"
-    asked = f"{most.num_gpus} {gpus}" if most.num_gpus else f"{most.cpus_per_node:g} CPUs"
+    cpus = f"{most.cpus_per_node:g} CPU{'' if most.cpus_per_node == 1 else 's'}"
+    asked = f"{most.num_gpus} {gpus}" if most.num_gpus else cpus
     return asked if most.num_nodes == 1 else f"{asked} on {most.num_nodes} nodes"
+
+
+def _gpus_on(count: int, names: str) -> str:
+    if not count:
+        return f"Room on {names} is"
+    return f"1 GPU on {names} is" if count == 1 else f"{count} GPUs on {names} are"
 
 
 def _jobs(ids: Sequence[int]) -> str:

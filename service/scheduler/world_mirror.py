@@ -20,7 +20,7 @@ from service.db.tables import attempts, world_changes
 from service.domain.states import AttemptState
 from service.scheduler.facts import Measured, NodeView, RunningJob, WaitingJob
 from service.scheduler.jobs import Run
-from service.scheduler.load_nodes import load_blocked, load_nodes
+from service.scheduler.load_nodes import load_blocks, load_nodes
 from service.scheduler.load_nominations import load_nominations
 from service.scheduler.load_world import (
     LoadedJobs,
@@ -178,20 +178,20 @@ class WorldMirror:
 
     def _follow_nodes(self, connection: Connection, ids: Collection[int], now: float) -> None:
         world = self.world
-        blocked = load_blocked(connection, now, self._settings)
-        again = {*ids, *(blocked.keys() - world.nodes.keys())}
-        if again or world.nodes.keys() - blocked.keys():
+        blocks = load_blocks(connection, now, self._settings)
+        again = {*ids, *(blocks.keys() - world.nodes.keys())}
+        if again or world.nodes.keys() - blocks.keys():
             seen = load_nodes(connection, now, self._settings, again, with_changed_at=False) if again else ()
             for view in seen:
                 self._follow_node(view)
-            for node_id in world.nodes.keys() - blocked.keys():
+            for node_id in world.nodes.keys() - blocks.keys():
                 if _is_used(world, node_id):
                     raise _Untraceable(f"node {node_id} has gone")
                 world.remove_node(node_id)
-        for node_id, why in blocked.items():
+        for node_id, block in blocks.items():
             view = world.nodes[node_id].view
-            if view.blocked_by != why:
-                world.set_node(replace(view, blocked_by=why))
+            if (view.blocked_by, view.blocked_until) != block:
+                world.set_node(replace(view, blocked_by=block.why, blocked_until=block.until))
 
     def _follow_node(self, view: NodeView) -> None:
         known = self.world.nodes.get(view.id)

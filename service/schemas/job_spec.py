@@ -187,7 +187,8 @@ class JobWire(WireModel, title="Gangline job"):
     retry: RetryWire | None = None
     """When to try again."""
     preemptible: bool | None = None
-    """The job resumes by itself, and may be stopped to make room. Default: true for recipe and entry, else false."""
+    """The job resumes by itself, and may be stopped to make room; a script once it has reported a checkpoint. Default:
+    true for recipe and entry, else false."""
     on_disconnect: Literal["continue", "stop"] | None = None
     """What ranks do while their node cannot reach the server."""
     stop_grace: Duration | None = None

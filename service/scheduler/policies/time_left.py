@@ -15,7 +15,7 @@ from service.scheduler.making_room import find_cleared, find_moves
 from service.scheduler.placement import find_gang
 from service.scheduler.policies.walk import Result, walk
 from service.scheduler.queue import Lane
-from service.scheduler.quota import Standing, most_gpus, takes_whole_nodes
+from service.scheduler.quota import Standing, asked_gpus, most_gpus, takes_whole_nodes
 from service.scheduler.reservation import Reservation, find_beside, latest_end, reserve
 from service.scheduler.scheduling_pass import Pass
 from service.scheduler.victims import Room, find_reclaim, find_room
@@ -36,8 +36,10 @@ def _take(pass_: Pass, entry: Entry, room: Room, why: str) -> None:
 
 
 def _reclaim(pass_: Pass, lane: Lane, entry: Entry, standing: Standing) -> bool:
-    """Give a team its quota back."""
+    """Give a team its quota back. A quota is one of GPUs: nothing is taken back for processors alone."""
     if not pass_.world.has_quotas or standing is not Standing.IN_QUOTA or pass_.options.preemption == "none":
+        return False
+    if not asked_gpus(lane):
         return False
     room = find_reclaim(pass_.world, lane, entry, pass_.now)
     if room is None:
@@ -99,6 +101,8 @@ class _TimeLeft:
         self, pass_: Pass, lane: Lane, entry: Entry, standing: Standing
     ) -> tuple[str | None, dict[str, float]]:
         """(None, …) if room was made; else why not."""
+        if not asked_gpus(lane):  # GPUs would idle until its processors are done
+            return ("no_room" if self.reservation is None else "reserved"), {}
         if pass_.now < entry.patient_at and not entry.is_promoted:
             return "patience", {"until": entry.patient_at}
         room = find_room(pass_.world, lane, entry, standing, pass_.now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,9 +16,11 @@ import pytest
 from sqlalchemy import delete, select, text, update
 
 from gangline.protocol.outcomes import JobState, StopIntent
+from service.clock import rfc3339
 from service.db.dependencies import load_needs, store_needs
 from service.db.tables import job_dependencies, jobs, world_changes
 from service.db.transitions import cancel_hopeless, move_job
+from service.domain.hold import Hold
 from service.operations.stop_attempt import stop_attempt
 from service.scheduler.holds import HoldFacts, hold_of
 from tests.integration.service.api_server import Api
@@ -63,7 +66,11 @@ def reason(api: Api, job_id: int, now: float = 0.0) -> str | None:
         found = connection.execute(select(jobs).where(jobs.c.id == job_id)).one()
         needs = load_needs(connection).get(job_id, ())
     facts = HoldFacts(
-        hold_reason=found.hold_reason, start_after=found.start_after, start_zone=found.start_zone, needs=needs
+        job_id=job_id,
+        hold_reason=found.hold_reason,
+        start_after=found.start_after,
+        start_zone=found.start_zone,
+        needs=needs,
     )
     held = hold_of(facts, now)
     return None if held is None else str(held[0].code)
@@ -79,10 +86,10 @@ def events(api: Api, job_id: int, kind: str) -> list[dict[str, Any]]:
 
 def test_a_job_is_held_and_released_by_its_owner_and_both_are_told(api: Api) -> None:
     job_id = api.submit()
-    began = row(api, job_id).wait_began_at
     marks(api)
 
     held = post(api, job_id, "hold", reason="data moves")
+    since = held["held"].pop("since")
     assert held["held"] == {"by": "ann", "is_by_admin": False, "why": "data moves"}
     assert (reason(api, job_id), marks(api)) == ("held", [("job", job_id)])
     post(api, job_id, "hold", reason="again")
@@ -92,11 +99,64 @@ def test_a_job_is_held_and_released_by_its_owner_and_both_are_told(api: Api) -> 
     assert (reason(api, job_id), marks(api)) == (None, [("job", job_id)])
     post(api, job_id, "release")
     assert marks(api) == []
-    assert row(api, job_id).wait_began_at > began, "being held is not waiting"
     (hold,), (release,) = events(api, job_id, "job_held"), events(api, job_id, "job_released")
     assert (hold["actor"], hold["text"], hold["data"]["from"]) == ("ann", "Held by ann: data moves", None)
-    assert json.loads(hold["data"]["to"]) == held["held"]
+    stored = json.loads(hold["data"]["to"])
+    assert since == rfc3339(stored.pop("since"))
+    assert stored == held["held"]
     assert (release["actor"], release["data"]) == ("ann", {"from": hold["data"]["to"], "to": None})
+
+
+def waits(api: Api, job_id: int) -> float:
+    """For how long a job has waited, in seconds."""
+    with api.database.read() as connection:
+        return api.database.now(connection) - float(row(api, job_id).wait_began_at)
+
+
+def earlier(api: Api, job_id: int, seconds: float) -> None:
+    """Let time pass for a job: its wait and its hold began so much earlier."""
+    found = row(api, job_id)
+    hold = Hold.from_json(found.hold_reason)
+    if hold is not None and hold.since is not None:
+        hold = replace(hold, since=hold.since - seconds)
+    columns = {"wait_began_at": found.wait_began_at - seconds, "submitted_at": found.submitted_at - seconds}
+    with api.database.write() as tx:
+        held = None if hold is None else hold.to_json()
+        tx.connection.execute(update(jobs).where(jobs.c.id == job_id).values(hold_reason=held, **columns))
+
+
+@pytest.mark.parametrize("holders", [("ann",), ("root",), ("ann", "root")])
+def test_being_held_is_not_waiting_and_takes_nothing_of_the_wait_before(api: Api, holders: tuple[str, ...]) -> None:
+    job_id = api.submit()
+    earlier(api, job_id, 20 * 3600)
+    for who in holders:
+        post(api, job_id, "hold", who)
+        earlier(api, job_id, 600)
+    assert waits(api, job_id) == pytest.approx(20 * 3600 + 600 * len(holders), abs=30)
+
+    post(api, job_id, "release", holders[-1])
+
+    assert waits(api, job_id) == pytest.approx(20 * 3600, abs=30)
+
+
+def test_what_is_held_since_its_submission_has_not_waited(api: Api) -> None:
+    job_id = api.submit(hold=True)
+    earlier(api, job_id, 3600)
+    post(api, job_id, "release")
+    assert waits(api, job_id) == pytest.approx(0, abs=30)
+
+
+def test_a_job_that_was_held_while_it_ran_waits_from_its_release_on(api: Api) -> None:
+    job_id = api.submit()
+    (part,) = api.start(job_id, api.node())
+    post(api, job_id, "hold")
+    earlier(api, job_id, 3600)
+    api.requeue(job_id)
+    part.ended(75, stopped=True, stop_intent="preempt")
+    earlier(api, job_id, 600)
+    assert (api.job(job_id)["state"], waits(api, job_id)) == ("waiting", pytest.approx(600, abs=30))
+    post(api, job_id, "release")
+    assert waits(api, job_id) == pytest.approx(0, abs=30)
 
 
 def test_an_admins_hold_is_not_the_owners_to_release(api: Api) -> None:
@@ -119,13 +179,19 @@ def test_another_persons_job_keeps_its_turn(api: Api, verb: str, body: dict[str,
     assert (teammate.status_code, outsider.status_code) == (403, 403)
     assert "another team" not in teammate.json()["detail"]
     assert "only its owner or an admin" in teammate.json()["detail"]
+    told = f"hold or release job {job_id}, or change its priority"
+    assert outsider.json()["detail"] == f"job {job_id} belongs to another team; bob may not {told}"
+    assert teammate.json()["detail"] == f"only its owner or an admin may {told}; amy is neither"
     assert api.request("POST", f"/jobs/{secret}/{verb}", "bob", json=body).status_code == 404
     assert api.snapshot() == before
 
 
 def test_a_job_is_held_from_its_submission_on(api: Api) -> None:
     job_id = api.submit(hold=True)
-    assert api.job(job_id)["held"] == {"by": "ann", "is_by_admin": False, "why": "since its submission"}
+    job = api.job(job_id)
+    assert job["held"] == {
+        "by": "ann", "is_by_admin": False, "why": "since its submission", "since": job["submitted_at"],
+    }  # fmt: skip
     assert reason(api, job_id) == "held"
     post(api, job_id, "release")
     assert api.job(job_id)["spec"]["hold"], "the spec stays as it was submitted"

@@ -80,6 +80,27 @@ def test_a_held_job_has_no_start_and_says_what_holds_it() -> None:
     assert made.why_unknown.startswith("It is held by ann.")
 
 
+def test_a_job_that_must_not_start_before_a_date_starts_then_or_later() -> None:
+    until = Reason(code=ReasonCode.NOT_YET, text="It must not start before 12:00.")
+    busy = [runs(9, "1:0,1,2,3", HOUR)]
+    world = World([node(1, 4, cpus=64.0)], [waits(1, held=until, not_before=NOW + 5 * HOUR)], busy, now=NOW)
+    idle = World([node(1, 4, cpus=64.0)], [waits(1, held=until, not_before=NOW + 5 * HOUR)], now=NOW)
+
+    made = forecast(world, 1, NOW, Calibration())
+
+    assert forecast(idle, 1, NOW, Calibration()).p50 == 5 * HOUR
+    assert made.low is not None
+    assert made.low >= 5 * HOUR
+
+
+def test_a_node_that_is_cordoned_for_a_time_counts_from_its_end() -> None:
+    away = node(1, 4, cpus=64.0, blocked="cordoned until 12:00 (new fan)", blocked_until=NOW + 2 * HOUR)
+    world = World([away, node(2, 1, cpus=64.0)], [waits(1, gpus=4)], now=NOW)
+
+    assert seconds_until(world, 1) == pytest.approx(2 * HOUR, rel=0.01)
+    assert world.nodes[1].view.blocked_by is not None, "of the copy alone"
+
+
 def test_a_pause_after_a_failed_start_is_added() -> None:
     world = World([node(1, 4, cpus=64.0)], [waits(1, not_before=NOW + 90.0)], now=NOW)
 

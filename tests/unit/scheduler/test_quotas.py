@@ -53,6 +53,13 @@ WORLDS: dict[str, Shared] = {
         queue=(waits(1, 2, team=C, left=60.0), waits(2, 2, team=B, left=90 * HOUR)),
         expected={2: "node-1:2,3", 1: "behind"},
     ),
+    "nothing is taken back from borrowers for processors alone": Shared(
+        nodes=(node(1, 4, cpus=4.0),),
+        teams=HALF,
+        running=(runs(9, "1:0,1,2,3", team=C),),
+        queue=(waits(1, 0, team=A, cpus=1.0, left=MINUTE),),
+        expected={1: "needs_nodes"},
+    ),
     "a job that is borrowed whole is reclaimed before one that reaches into its team's quota": Shared(
         nodes=(node(1, 8, cpus=64.0), node(2, 1)),
         teams=(team(A, quota_gpus=1), team(B, quota_gpus=8)),

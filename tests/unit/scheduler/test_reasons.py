@@ -124,7 +124,7 @@ REASONS: dict[str, Told] = {
         code=ReasonCode.TOO_COSTLY,
         text="It needs 1 GPU, 0 are free; those running end within 3 times its own time left, or stopping them costs "
         "more than it gains.",
-        fix="It starts when enough are free; with fewer GPUs or a shorter limit it may start sooner.",
+        fix="It starts when enough are free; with a shorter limit it may start sooner.",
     ),
     "quorum": Told(
         world={
@@ -141,7 +141,25 @@ REASONS: dict[str, Told] = {
         code=ReasonCode.NOT_RESUMABLE,
         text="It needs 1 GPU, 0 are free; the job that runs does not resume, or may not be stopped once more, so "
         "nothing is stopped for it.",
-        fix=SOONER,
+        fix="It starts when enough are free.",
+    ),
+    "its quota is lent to a script that has not shown that it resumes": Told(
+        world={
+            "nodes": (FULL,),
+            "running": (runs(9, "1:0,1,2,3", team=2, preemptible=False, may_borrow=True),),
+            "waiting": (waits(1, 2, team=1),),
+            "teams": (team(1, quota_gpus=2), team(2)),
+        },
+        code=ReasonCode.NOT_RESUMABLE,
+        text="It needs 2 GPUs, 0 are free; job 9 borrows and has not reported a checkpoint yet: it is asked back as soon "
+        "as it does.",
+        fix="Nothing to do; or ask an admin to requeue what borrows: gang requeue 9.",
+    ),
+    "too few CPUs for a job without GPUs": Told(
+        world={"nodes": (node(1, 4, cpus=4.0),), "running": (runs(9, "1:0,1,2,3"),), "waiting": (waits(1, 0),)},
+        code=ReasonCode.NEEDS_NODES,
+        text="It needs 1 CPU: no node has as many CPUs and as much memory free.",
+        fix="It starts when one has; fewer CPUs or less memory may start sooner.",
     ),
     "reserved": Told(
         world={

@@ -81,6 +81,12 @@ STOPS: dict[str, Small] = {
     "and none that has 3 times as much or less": Small(
         nodes=(FULL,), running=(runs(9, "1:0,1,2,3", 3 * HOUR),), queue=(waits(1, 1, 4),), expected={1: "too_costly"}
     ),
+    "nobody leaves GPUs to a job that needs processors alone": Small(
+        nodes=(node(1, 4, cpus=4.0),),
+        running=(runs(9, "1:0,1,2,3", 90 * HOUR),),
+        queue=(waits(1, 1, 0, left=MINUTE, cpus=1.0),),
+        expected={1: "needs_nodes"},
+    ),
     "what is free is taken first": Small(
         nodes=TWO,
         running=(runs(9, "1:0,1,2,3", 90 * HOUR),),

@@ -50,6 +50,7 @@ def node(number: int, free: int = 4, *, taken: int = 0, blocked: str | None = No
         free_memory_bytes=more.get("free_memory", memory),
         shared_folder_id=more.get("shared"),
         labels=more.get("labels", {}),
+        blocked_until=more.get("blocked_until"),
     )
 
 
@@ -86,6 +87,7 @@ def job(number: int, nodes: int = 1, gpus: int = 1, **more: Any) -> WaitingJob:
         served_seconds=more.get("served", 0.0),
         wait_began_at=more.get("waits"),
         is_preemptible=more.get("preemptible", False),
+        may_borrow=more.get("may_borrow", False),
         num_stops=more.get("stops", 0),
         will_report=more.get("reports", False),
         measured_left=more.get("left"),
