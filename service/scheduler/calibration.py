@@ -99,8 +99,28 @@ class Calibration:
         return count / (count + HALF_TRUSTED)
 
     def to_json(self) -> dict[str, Any]:
-        """For a look at it, and to be kept over a restart."""
-        return {f"{size}:{wait}": list(factors) for (size, wait), factors in sorted(self._ended.items())}
+        """All that it knows, so that it outlives its process."""
+        return {
+            "ended": _classes_json(self._ended),
+            "late": _classes_json(self._late),
+            "open": [[job_id, *one.key, one.seconds, one.at] for job_id, one in self._open.items()],
+        }
+
+    @classmethod
+    def from_json(cls, known: Mapping[str, Any]) -> Calibration:
+        """What `to_json` gave. Raises KeyError, TypeError, ValueError: it is of another version."""
+        made = cls()
+        for kept, told in ((made._ended, known["ended"]), (made._late, known["late"])):
+            for name, factors in told.items():
+                size, wait = name.split(":")
+                kept[int(size), int(wait)].extend(float(factor) for factor in factors)
+        for job_id, size, wait, seconds, at in known["open"]:
+            made._open[int(job_id)] = _Open((int(size), int(wait)), float(seconds), float(at))
+        return made
+
+
+def _classes_json(kept: Mapping[ClassKey, Iterable[float]]) -> dict[str, list[float]]:
+    return {f"{size}:{wait}": [float(f"{one:.4g}") for one in kept[size, wait]] for size, wait in sorted(kept)}
 
 
 def _key(size: SizeClass, seconds: float) -> ClassKey:

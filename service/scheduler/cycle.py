@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Final
 
 from service import clock
@@ -18,6 +19,7 @@ from service.domain.reasons import Reason, ReasonCode
 from service.errors import DatabaseUnavailable
 from service.events.bus import Bus
 from service.scheduler.apply_plan import Orders, apply_plan
+from service.scheduler.experience import Learner
 from service.scheduler.held_world import HeldWorld
 from service.scheduler.load_world import load_world
 from service.scheduler.plan import Plan, PolicyOptions, Wait, plan
@@ -65,22 +67,30 @@ class Cycle:
         """The world of the last pass and its version then."""
         self._planned_at = self._looked_at = 0.0
         self._due_at: float | None = None
+        self._learner: Learner | None = None
+        """Made at the first turn, since it reads."""
 
     def turn(self) -> int:
         """Look what changed, and plan if that or the time may make a difference; returns the number of jobs placed.
 
         Raises LostLeadership. After any error the world is read anew.
         """
-        if self._held is None:
-            return self._turn()
-        with self._held.lock:
+        learner = self._learner or Learner(
+            self._database, self._epoch, self._settings.policy, options_of(self._settings)
+        )
+        self._learner = learner
+        with nullcontext() if self._held is None else self._held.lock:
             try:
                 num_placed = self._turn()
             except BaseException:
-                self._held.drop()
+                if self._held is not None:
+                    self._held.drop()
                 raise
-            self._held.keep(self.mirror.world, self._looked_at)
-            return num_placed
+            learner.learn(self.mirror.world, self._looked_at)
+            if self._held is not None:
+                self._held.keep(self.mirror.world, self._looked_at, learner.calibration)
+        learner.write(self._looked_at)
+        return num_placed
 
     def _turn(self) -> int:
         try:

@@ -1,7 +1,8 @@
 """The scheduler's world, lent to whoever has to explain it: the leader's own where it runs in this process.
 
-Elsewhere the world is read from SQL and kept for moments. Also keeps the experience with forecasts. One borrower at a
-time, and the scheduler counts as one: `lock`. Part of the scheduler's shell. Not for: what is told (`explain_job`).
+Elsewhere the world is read from SQL, with the experience that the leader wrote down, and kept for moments. One borrower
+at a time, and the scheduler counts as one: `lock`. Part of the scheduler's shell. Not for: what is told
+(`explain_job`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from service import clock
 from service.db.session import Database
 from service.scheduler.calibration import Calibration
-from service.scheduler.forecast import forecast
+from service.scheduler.experience import load_experience
 from service.scheduler.load_world import load_world
 from service.scheduler.scheduling_pass import PolicyOptions
 from service.scheduler.world import World
@@ -22,8 +23,6 @@ from service.settings import Settings
 
 KEEP_FACTOR: Final = 3.0
 """A world that was read from SQL is good enough to explain from for so many times as long as reading it took."""
-LEARN_SECONDS: Final = 10.0
-"""Between two forecasts that are made to be learnt from."""
 
 
 class HeldWorld:
@@ -34,10 +33,11 @@ class HeldWorld:
         self._settings = settings
         self._world: World | None = None
         self._is_leaders = False
-        self._now = self._at = self._good_for = self._learnt_at = 0.0
+        self._now = self._at = self._good_for = 0.0
         self.lock = threading.RLock()
         """Held by the scheduler while it changes its world."""
         self.calibration = Calibration()
+        """What the leader has learnt from its forecasts, as far as it is known here."""
 
     @property
     def options(self) -> PolicyOptions:
@@ -49,11 +49,11 @@ class HeldWorld:
         """The pool's policy."""
         return self._settings.policy
 
-    def keep(self, world: World, now: float) -> None:
-        """The leader's world as of `now`. Call with `lock` held, after each pass; learns from who has started."""
+    def keep(self, world: World, now: float, calibration: Calibration) -> None:
+        """The leader's world as of `now`, and its experience. Call with `lock` held, after each turn."""
         self._world, self._is_leaders = world, True
         self._now, self._at = now, clock.monotonic()
-        self.learn(world, now)
+        self.calibration = calibration
 
     def drop(self) -> None:
         """The leader's world is no longer good, or it leads no more."""
@@ -74,29 +74,11 @@ class HeldWorld:
                 with self._database.read() as connection:
                     self._now = self._database.now(connection)
                     self._world, _ = load_world(connection, self._now, self._settings)
+                    self.calibration = load_experience(connection)
                 self._is_leaders, self._at, since = False, clock.monotonic(), 0.0
                 self._good_for = KEEP_FACTOR * (self._at - began)
-                self.learn(self._world, self._now)
             world, version = self._world, self._world.version
             try:
                 yield world, self._now + since
             finally:
                 world.version = version  # a look is no change: the leader need not plan again for it
-
-    def learn(self, world: World, now: float) -> None:
-        """Judge the forecasts of jobs that have started, and make one more: a sample of the jobs is enough."""
-        calibration = self.calibration
-        for job_id in list(calibration.open_jobs):
-            if job_id in world.runs:
-                calibration.started(job_id, now)
-            elif job_id not in world.queue.entries and job_id not in world.nominated:
-                calibration.gone(job_id)
-        if abs(now - self._learnt_at) < LEARN_SECONDS:
-            return
-        self._learnt_at = now
-        known = set(calibration.open_jobs)
-        fresh = next((job_id for job_id in reversed(world.queue.entries) if job_id not in known), None)
-        if fresh is not None:
-            made = forecast(world, fresh, now, calibration, self.policy, self.options)
-            if made.model_seconds is not None:
-                calibration.foretold(fresh, made.size, made.model_seconds, now)

@@ -221,7 +221,7 @@ def load_jobs(connection: Connection, now: float, ids: Collection[int] | None = 
             held = parts[attempt.id]
             if is_trained:
                 common["home"] = _home_of_run(attempt, held, homes.get(row.id))
-            loaded.running[row.id] = _run_of(_job_of(row, **common), attempt, held, restores.get(row.id, 0.0))
+            loaded.running[row.id] = _run_of(_job_of(row, None, **common), attempt, held, restores.get(row.id, 0.0))
     return loaded
 
 
@@ -269,7 +269,7 @@ def measured_of(stored: str | None, useful_since: float) -> Measured | None:
     return None if left is None else Measured(left_seconds=left, at=progress.updated_at)
 
 
-def _job_of(row: Row[Any], hold: tuple[Reason, float | None] | None = None, **more: Any) -> WaitingJob:
+def _job_of(row: Row[Any], hold: tuple[Reason, float | None] | None, **more: Any) -> WaitingJob:
     """`hold`: as `hold_of` says it; until nobody knows when, a pause after a failed start tells nothing."""
     held_by, not_before = (None, row.not_before) if hold is None else hold
     labels: Mapping[str, str] = json.loads(row.node_labels) if row.node_labels else {}

@@ -200,6 +200,7 @@ SHELLS = {
             "load_nodes",
             "load_nominations",
             "held_world",
+            "experience",
         )
     ),
 }

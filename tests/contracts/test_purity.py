@@ -14,7 +14,16 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHELLS = {
     f"service/scheduler/{name}.py"
-    for name in ("cycle", "apply_plan", "world_mirror", "load_world", "load_nodes", "load_nominations", "held_world")
+    for name in (
+        "cycle",
+        "apply_plan",
+        "world_mirror",
+        "load_world",
+        "load_nodes",
+        "load_nominations",
+        "held_world",
+        "experience",
+    )  # fmt: skip
 }
 CLOCKS = {"now", "utcnow", "today"}
 BUILTINS = {"open", "input", "print", "exec", "eval", "__import__"}

@@ -6,7 +6,7 @@ from service.db.tables.checkpoints import checkpoints
 from service.db.tables.identity import bundles, idempotency_keys, memberships, teams, tokens, users
 from service.db.tables.jobs import events, job_dependencies, jobs, outbox
 from service.db.tables.nodes import gpu_use, gpus, nodes
-from service.db.tables.plumbing import leader_lease, pool
+from service.db.tables.plumbing import forecast_experience, leader_lease, pool
 from service.db.tables.scheduling import nominations, world_changes
 from service.db.tables.streams import metric_buckets, streams
 
@@ -18,6 +18,7 @@ __all__ = [
     "bundles",
     "checkpoints",
     "events",
+    "forecast_experience",
     "gpu_use",
     "gpus",
     "idempotency_keys",

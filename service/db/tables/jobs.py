@@ -62,7 +62,8 @@ jobs = Table(
     Column("start_reason", Text, nullable=False),
     time_column("not_before"),
     time_column("submitted_at", nullable=False),
-    # Start of its present wait: submission, or the end of the attempt before.
+    # Start of its present wait: submission, the end of the attempt before, or of the last job that it needed. Later by
+    # the time in which it was held.
     time_column("wait_began_at", nullable=False),
     # How often it was preempted, the run that its ended attempts kept, the time left as measured when it was stopped
     # last, and since when it goes first for having waited too long.

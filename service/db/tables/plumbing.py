@@ -1,4 +1,4 @@
-"""One row about the pool itself, and the lease of the process that schedules."""
+"""One row each: about the pool itself, the lease of the process that schedules, and what its forecasts taught it."""
 
 from sqlalchemy import BigInteger, Column, Integer, Table, Text
 
@@ -20,4 +20,12 @@ leader_lease = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("holder", Text, nullable=False),
     time_column("renewed_at", nullable=False),
+)
+
+forecast_experience = Table(
+    "forecast_experience",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("experience", Text, nullable=False),
+    time_column("written_at", nullable=False),
 )
