@@ -6,7 +6,7 @@ A message says what happened with the values; `fix` says what to do next. `servi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,16 @@ class InvalidRequest(ServiceError):
 
     code, status, title = "invalid_request", 422, "The request is not valid"
     default_fix = "Correct the fields named in errors."
+
+    @overload
+    def __init__(self, detail: str, *, fix: str, errors: Sequence[FieldProblem] = (), **extra: Any): ...
+    @overload
+    def __init__(self, detail: str, *, fix: None = None, errors: Sequence[FieldProblem], **extra: Any): ...
+    def __init__(self, detail: str, *, fix: str | None = None, errors: Sequence[FieldProblem] = (), **extra: Any):
+        """`detail` names the value at fault. The default fix points at `errors`: without any, `fix` must say more."""
+        if not fix and not errors:
+            raise TypeError(f"an invalid request needs a fix, or the fields at fault: {detail}")
+        super().__init__(detail, fix=fix, errors=errors, **extra)
 
 
 class InvalidJobSpec(ServiceError):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from gangline.protocol import names
+from gangline.protocol.durations import exact_duration
 from gangline.protocol.launch import Directive, LaunchPlan, NodeFailure, NodeReport, Rendezvous, StopOrder, encode
 from gangline.protocol.outcomes import Outcome, StopIntent
 from worker import attempt_folder as folders
@@ -325,9 +326,10 @@ class Supervisor:
             return
         if stopping.intent == StopIntent.TIME_LIMIT:
             limit = self._plan.time_limit_seconds
+            assert limit is not None, "without a limit nothing stops for it"
             self._failure = NodeFailure(
                 outcome=Outcome.TIME_LIMIT,
-                message=f"It ran for its whole time limit of {limit:g} s.",
+                message=f"It ran for its whole time limit of {exact_duration(limit)}.",
                 fix="Raise resources.time, or save checkpoints and let new attempts go on from them: retry.max, and "
                 "retry.on: [time_limit].",
                 at=time.time(),

@@ -16,6 +16,8 @@ from gangline.cli.session import Session
 
 COMMON_NAMES = ("output", "server", "timeout_seconds", "no_color", "debug")
 _MY_LAST = re.compile(r"-[1-9][0-9]{0,2}")
+_MARK = "\0"
+"""Before a word that is not to be read as an option. No word of a command line can hold it."""
 
 
 class DurationType(click.ParamType):
@@ -54,11 +56,19 @@ def common_options() -> list[click.Option]:
 
 
 class GangCommand(click.Command):
-    """A command with the common options in a section of their own, and `-1` read as "my last job"."""
+    """A command with the common options in a section of their own, and `-1` never taken for an option."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, with `-1` protected from being taken for an option."""
-        return super().parse_args(ctx, [f"~{word[1:]}" if _MY_LAST.fullmatch(word) else word for word in args])
+    def make_parser(self, ctx: click.Context) -> Any:
+        """As click does; the parser sees `-1` (my last job, a number below zero) marked, and nobody else does."""
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_marked(args: list[str]) -> Any:
+            found, rest, order = parse([f"{_MARK}{word}" if _MY_LAST.fullmatch(word) else word for word in args])
+            return {name: _unmarked(value) for name, value in found.items()}, _unmarked(rest), order
+
+        parser.parse_args = parse_marked  # type: ignore[method-assign]  # click has no other way in
+        return parser
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Own options first, common ones after."""
@@ -73,6 +83,15 @@ class GangCommand(click.Command):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+
+
+def _unmarked(value: Any) -> Any:
+    """What was typed, in the shape in which click's parser gives it."""
+    if isinstance(value, str):
+        return value.removeprefix(_MARK)
+    if isinstance(value, list | tuple):
+        return type(value)(_unmarked(item) for item in value)
+    return value
 
 
 def gang_command(**attributes: Any) -> Callable[[Callable[..., Any]], GangCommand]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gangline.cli.text_width import pad, width_of
+from gangline.cli.words import compact_number
 
 BLANK = 0x2800
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -89,23 +90,6 @@ def draw(curves: Sequence[Curve], *, width: int, height: int, log: bool | None =
         tuple(Cell(character=chr(BLANK + bits[y][x]), curve=owner[y][x]) for x in range(width)) for y in range(height)
     )
     return Drawing(labels=_labels(y_scale, height), rows=rows, first_step=x_scale.low, last_step=x_scale.high)
-
-
-def compact_number(value: float) -> str:
-    """A number of about four digits: `1.108`, `23.9k`, `2.1e-05`."""
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    size = abs(value)
-    if size >= 1e15 or 0 < size < 1e-4:
-        return f"{value:.2g}"
-    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            return f"{value / (1e3 if letter == 'k' else limit):.3g}{letter}"
-    if value == int(value):
-        return str(int(value))
-    return f"{value:.4g}"
 
 
 def _finite(curve: Curve) -> list[list[tuple[float, float]]]:

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from gangline.cli.table import Column, Paint, Row, render
 from gangline.cli.words import NOTHING, count, duration, gpu_range, local_time, progress_cell
-from gangline.client.models import Node, NodeGPU, QueuedJob
-from gangline.client.pool_models import GoingJob, Overview, TeamShare
+from gangline.client.pool_models import GoingJob, Node, NodeGPU, Overview, TeamShare
+from gangline.client.queue_models import QueuedJob
 
 T = TypeVar("T")
 

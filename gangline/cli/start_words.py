@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from gangline.cli.words import NOTHING, count, duration, gpu_range, local_time
-from gangline.client.models import BlockingJob, QuotaStanding, StartRange, StartVariant
+from gangline.client.queue_models import BlockingJob, QuotaStanding, StartRange, StartVariant
 
 SOON_SECONDS = 60.0
 MAX_NAMED = 5

@@ -5,14 +5,16 @@ Not for: colours or layout.
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import datetime
 from typing import Any
 
-from gangline.cli.plot import compact_number
 from gangline.client.models import Job, Progress, Resources, Size, parse_number
 
 NOTHING = "–"
+MOST_PRIORITY = 100
+"""The highest that is a number to its user; above it is only `top`."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*(?:s|min|m|h|d|w)\s*)+|[0-9]+(?:\.[0-9]+)?")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|min|m|h|d|w)?")
@@ -110,6 +112,23 @@ def metric(progress: Progress | None, name: str) -> str:
     return NOTHING if value is None else metric_value(value)
 
 
+def compact_number(value: float) -> str:
+    """A number of about four digits: `1.108`, `23.9k`, `2.1e-05`."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    size = abs(value)
+    if size >= 1e15 or 0 < size < 1e-4:
+        return f"{value:.2g}"
+    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            return f"{value / (1e3 if letter == 'k' else limit):.3g}{letter}"
+    if value == int(value):
+        return str(int(value))
+    return f"{value:.4g}"
+
+
 def metric_value(value: Any) -> str:
     """A metric value as the wire carries it, short."""
     try:
@@ -132,6 +151,11 @@ def condition(state: str) -> str:
     return {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled"}.get(
         state, f"is {state}"
     )
+
+
+def priority(number: int) -> str:
+    """A priority as one would give it: `-50`, `7`, `top`."""
+    return "top" if number > MOST_PRIORITY else str(number)
 
 
 def gpus(job: Job) -> str:

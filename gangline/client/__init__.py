@@ -22,31 +22,23 @@ if TYPE_CHECKING:
         TimedOut,
         Unreachable,
     )
+    from gangline.client.log_models import Gap, LogLine, LogPage, Metrics, Series
     from gangline.client.models import (
         Attempt,
         AttemptNode,
         Cause,
         Checkpoint,
-        Gap,
+        EndedAttempt,
         Hold,
         Job,
         JobEvent,
-        LogLine,
-        LogPage,
         Me,
-        Metrics,
-        Node,
-        NodeGPU,
         Progress,
-        QueuedJob,
-        QueuePage,
         Reason,
         Resources,
-        Series,
-        StartRange,
-        Why,
     )
-    from gangline.client.pool_models import IdleHolder, Overview, Usage, UsageRow
+    from gangline.client.pool_models import IdleHolder, Node, NodeGPU, Overview, Usage, UsageRow
+    from gangline.client.queue_models import QueuedJob, QueuePage, StartRange, Why
 
 __all__ = [
     "Attempt",
@@ -54,6 +46,7 @@ __all__ = [
     "Cause",
     "Checkpoint",
     "Client",
+    "EndedAttempt",
     "GanglineError",
     "Gap",
     "Hold",
@@ -100,28 +93,23 @@ _HOMES = {
         "TimedOut",
         "Unreachable",
     ),
+    "log_models": ("Gap", "LogLine", "LogPage", "Metrics", "Series"),
     "models": (
         "Attempt",
         "AttemptNode",
         "Cause",
         "Checkpoint",
-        "Gap",
+        "EndedAttempt",
         "Hold",
         "Job",
         "JobEvent",
-        "LogLine",
-        "LogPage",
         "Me",
-        "Metrics",
-        "Node",
-        "NodeGPU",
         "Progress",
         "Reason",
         "Resources",
-        "Series",
-        "Why",
     ),
-    "pool_models": ("IdleHolder", "Overview", "Usage", "UsageRow"),
+    "pool_models": ("IdleHolder", "Node", "NodeGPU", "Overview", "Usage", "UsageRow"),
+    "queue_models": ("QueuePage", "QueuedJob", "StartRange", "Why"),
 }
 
 

@@ -7,7 +7,8 @@
         print(line.text, end="")
     print(job.wait(timeout=3600).outcome)
 
-Synchronous; errors are `gangline.client.errors`. Not for: rendering anything for a terminal (`gangline.cli`).
+Synchronous; errors are `gangline.client.errors`. A method imports the records that only it answers with: what is not
+asked for costs nothing. Not for: rendering anything for a terminal (`gangline.cli`).
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ from typing import TYPE_CHECKING, Any
 from gangline.client.admin_calls import AdminCalls
 from gangline.client.base import items_of, new_key, query, segment
 from gangline.client.errors import GanglineError, InvalidSpec, NotFound, TimedOut, Unreachable
-from gangline.client.follow import PATIENCE_SECONDS, PAUSES_SECONDS
 from gangline.client.http import Call
 from gangline.client.job_file import JobFile, folder_to_pack, missing_script, read_job_file, with_bundle
 from gangline.client.log_calls import LogCalls
-from gangline.client.models import Checkpoint, Job, JobEvent, LogLine, Me, Metrics, Node, QueuePage, Why, build
+from gangline.client.models import Checkpoint, Job, JobEvent, Me, build
 from gangline.client.pool_calls import PoolCalls
 from gangline.client.references import ById, ByName, parse_reference
+from gangline.protocol.durations import exact_duration
 from gangline.protocol.names import IDEMPOTENCY_HEADER
 
 if TYPE_CHECKING:
+    from gangline.client.log_models import LogLine, Metrics
+    from gangline.client.pool_models import Node
+    from gangline.client.queue_models import QueuePage, Why
     from gangline.protocol.bundles import PackedBundle
 
 LIST_PAGE = 50
@@ -190,10 +194,14 @@ class Client(LogCalls, AdminCalls, PoolCalls):
 
         `variants`: also what it could ask for to start sooner.
         """
+        from gangline.client.queue_models import Why
+
         return build(Why, self.get(f"/jobs/{self.job_id(ref)}/why", variants="true" if variants else None))
 
     def queue(self, *, after: int = 0, limit: int = 50) -> QueuePage:
         """The waiting jobs in the order of the policy, from after a position."""
+        from gangline.client.queue_models import QueuePage
+
         return build(QueuePage, self.get("/queue", after=after or None, limit=limit))
 
     def events(self, ref: JobRef, *, after: int = 0) -> Iterator[JobEvent]:
@@ -214,6 +222,8 @@ class Client(LogCalls, AdminCalls, PoolCalls):
 
     def metrics(self, ref: JobRef, *keys: str, attempt: int | None = None, points: int = 2000) -> Metrics:
         """Curves of the named metrics (all when none is named), at most `points` points each."""
+        from gangline.client.log_models import Metrics
+
         params = {"keys": ",".join(keys) or None, "attempt": attempt, "points": points}
         return build(Metrics, self.get(f"/jobs/{self.job_id(ref)}/metrics", **params))
 
@@ -223,6 +233,8 @@ class Client(LogCalls, AdminCalls, PoolCalls):
 
     def nodes(self) -> list[Node]:
         """The machines of the pool."""
+        from gangline.client.pool_models import Node
+
         return [build(Node, item) for item in self.pages("/nodes", 500)]
 
     def release_node(self, name: str) -> dict[str, Any]:
@@ -295,13 +307,15 @@ class Client(LogCalls, AdminCalls, PoolCalls):
 
     def _next_version(self, job: Job, started: float, timeout: float | None) -> Job:
         """The job's next version, by as many long polls as it takes."""
+        from gangline.client.follow import PATIENCE_SECONDS, PAUSES_SECONDS
+
         failures, failing_since = 0, 0.0
         while True:
             now = time.monotonic()
             left = math.inf if timeout is None else started + timeout - now
             if left <= 0:
                 raise TimedOut(
-                    f"job {job.id} has not ended within {timeout:g} s, it is {job.state}",
+                    f"job {job.id} has not ended within {exact_duration(timeout or 0.0)}, it is {job.state}",
                     fix=f"it goes on; wait again with `gang wait {job.id}`",
                 )
             try:

@@ -16,7 +16,7 @@ from typing import Any
 
 from gangline.client.errors import ServerFailed, Unreachable
 from gangline.client.http import Call, Transport
-from gangline.client.models import Gap
+from gangline.client.log_models import Gap
 from gangline.client.server_sent_events import EventParser, ServerSentEvent
 
 SILENCE_SECONDS = 45.0

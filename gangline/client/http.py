@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gangline.client.config import Settings, is_loopback
@@ -124,8 +126,7 @@ class Transport:
         raise AssertionError("the last round either returns or raises")
 
     def _send_once(self, call: Call) -> httpx.Response:
-        import httpx
-
+        httpx = load_httpx()
         started = time.monotonic()
         with contextlib.ExitStack() as stack:
             content: Any = call.content
@@ -152,8 +153,7 @@ class Transport:
     @contextlib.contextmanager
     def stream(self, call: Call, *, read_timeout_seconds: float) -> Iterator[httpx.Response]:
         """Open `call` as a stream, once. Raises as `send` does; the caller reads `iter_bytes` and sees httpx errors."""
-        import httpx
-
+        httpx = load_httpx()
         started = time.monotonic()
         timeout = httpx.Timeout(read_timeout_seconds, connect=min(CONNECT_SECONDS, self.timeout_seconds))
         request = self.http().build_request(
@@ -181,14 +181,12 @@ class Transport:
         if self._http is None:
             import ssl
 
-            import httpx
-
             # For plain HTTP an empty context saves reading all certificates; should the server redirect to https, it
             # would refuse every certificate, never accept one unchecked.
             is_plain = self.settings.url.startswith("http://")
             verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_plain else ssl.create_default_context()
             # A proxy of the environment is for the outside world; this very machine is never behind it.
-            self._http = httpx.Client(verify=verify, trust_env=not is_loopback(self.settings.url))
+            self._http = load_httpx().Client(verify=verify, trust_env=not is_loopback(self.settings.url))
         return self._http
 
     def url(self, call: Call) -> str:
@@ -204,8 +202,7 @@ class Transport:
 
     def limits(self, timeout_seconds: float | None) -> httpx.Timeout:
         """Time limits of one exchange."""
-        import httpx
-
+        httpx = load_httpx()
         total = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         return httpx.Timeout(total, connect=min(CONNECT_SECONDS, total))
 
@@ -220,11 +217,28 @@ class Transport:
     def note(self, call: Call, status: int | None, started: float, failure: str = "") -> None:
         """Tell whoever watches the exchanges."""
         if self._on_exchange is not None:
-            import httpx
-
+            httpx = load_httpx()
             url = str(httpx.URL(self.url(call), params=call.params or None))
             elapsed = time.monotonic() - started
             self._on_exchange(Exchange(call=call, url=url, status=status, seconds=elapsed, failure=failure))
+
+
+def load_httpx() -> ModuleType:
+    """httpx, without the command line of its own that it brings along wherever rich and pygments are installed.
+
+    That one costs as much as all the rest of httpx. None in `sys.modules` makes an import fail as if the module were
+    missing, which httpx is prepared for; the entry is taken out again at once.
+    """
+    command_line = "httpx._main"
+    is_first = "httpx" not in sys.modules
+    if is_first:
+        sys.modules[command_line] = None  # type: ignore[assignment]  # how Python itself spells "not to be had"
+    try:
+        import httpx
+    finally:
+        if is_first:
+            del sys.modules[command_line]
+    return httpx
 
 
 def problem_error(status: int, body: bytes, url: str) -> GanglineError:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gangline.client.base import BaseClient, query
 from gangline.client.errors import GanglineError
-from gangline.client.follow import LogChunk, LogFollower
 from gangline.client.http import Call
-from gangline.client.models import LogLine, LogPage, build
+from gangline.client.models import build
+
+if TYPE_CHECKING:
+    from gangline.client.follow import LogFollower
+    from gangline.client.log_models import LogLine, LogPage
 
 PAGE_BYTES = 65536
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
@@ -34,6 +38,8 @@ class LogCalls(BaseClient):
         tail: int | None = None,
     ) -> LogPage:
         """One page of a rank's log, from byte `start` or the last `tail` lines. Answers at once in any state."""
+        from gangline.client.log_models import LogPage
+
         params = {"rank": rank, "attempt": attempt, "limit": limit_bytes, "tail": tail, "from_": start}
         return build(LogPage, self.get(f"/jobs/{job_id}/logs", **params))
 
@@ -88,6 +94,8 @@ class LogCalls(BaseClient):
 
         Iterate for AttemptStarted, LogChunk, Gap and, last, FollowEnd. `position` goes on after an earlier chunk.
         """
+        from gangline.client.follow import LogFollower
+
         if not _RANKS.fullmatch(ranks):
             raise ValueError(f"ranks={ranks!r}: expected `all` or numbers with commas, such as `0,2`")
         return LogFollower(
@@ -105,6 +113,8 @@ class LogCalls(BaseClient):
     ) -> Iterator[LogLine]:
         """Lines of text. Without `follow`: what is stored now, of rank 0 unless ranks are given, rank after rank."""
         if follow:
+            from gangline.client.follow import LogChunk
+
             for item in self.follow(job_id, ranks=ranks, tail=tail):
                 if isinstance(item, LogChunk):
                     yield from _lines(item.text, item.rank, item.offset, item.attempt)
@@ -125,6 +135,8 @@ class LogCalls(BaseClient):
 
 
 def _lines(text: str, rank: int, offset: int, attempt: int | None) -> Iterator[LogLine]:
+    from gangline.client.log_models import LogLine
+
     for line in _LINES.findall(text):
         yield LogLine(rank=rank, text=line, offset=offset, attempt=attempt)
         offset += len(line.encode("utf-8", errors="replace"))

@@ -1,7 +1,9 @@
-"""Records that the client answers with: frozen, with the field names of the REST interface, unknown fields ignored.
+"""Records of jobs that the client answers with, and `build`, which makes any record: frozen, with the field names of
+the REST interface, unknown fields ignored.
 
 Times are aware UTC datetimes. `raw` holds the server's own JSON object, for fields newer than this client and for
-`-o json`. Not for: what is sent to the server.
+`-o json`. Not for: what is sent to the server; records of the queue, logs and the pool, each in a module of its own,
+since making a record's class costs every command that imports it about half a millisecond.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from gangline.protocol.outcomes import JobState
 
 if TYPE_CHECKING:
     from gangline.client.client import Client
+    from gangline.client.log_models import LogLine, Metrics
 
 T = TypeVar("T")
 
@@ -67,7 +70,19 @@ class Attempt:
     id: int
     number: int
     state: str
+    started_at: datetime | None = None
+    """When its ranks began to run; None: not yet."""
     nodes: tuple[AttemptNode, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedAttempt:
+    """An attempt that has ended. `started_at` is None if its ranks never ran."""
+
+    number: int
+    outcome: str = ""
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +184,7 @@ class Job:
     private: bool = False
     submitted_at: datetime | None = None
     started_at: datetime | None = None
+    """When its first attempt began to run."""
     ended_at: datetime | None = None
     resources: Resources = Resources()
     processes_per_node: int | None = None
@@ -181,6 +197,9 @@ class Job:
     tags: dict[str, Any] = field(default_factory=dict)
     attempts: int = 0
     attempt: Attempt | None = None
+    """The one that holds its GPUs now; None: there is none."""
+    last_attempt: EndedAttempt | None = None
+    """The one that ended last, which `cause` is about; None: none has ended."""
     reason: Reason | None = None
     outcome: str | None = None
     cause: Cause | None = None
@@ -249,128 +268,6 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockingJob:
-    """A job ahead of a waiting one. A private job of another team shows neither id nor owner."""
-
-    id: int | None = None
-    name: str = ""
-    owner: str | None = None
-    state: str = ""
-    gpus: int = 0
-    """That it has, or waits for: at most, if there is a `min_gpus`."""
-    min_gpus: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ahead:
-    """How many jobs are ahead, and the first few of them."""
-
-    count: int = 0
-    jobs: tuple[BlockingJob, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartRange:
-    """When a waiting job starts: from `low` to `p90`, as likely before as after `p50`; all None where unknown."""
-
-    low: datetime | None = None
-    p50: datetime | None = None
-    p90: datetime | None = None
-    low_seconds: float | None = None
-    p50_seconds: float | None = None
-    p90_seconds: float | None = None
-    why_unknown: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuotaStanding:
-    """What a team and a user hold of what they may hold, in GPUs; None: no bound."""
-
-    team: str = ""
-    held_gpus: int = 0
-    quota_gpus: int | None = None
-    cap_gpus: int | None = None
-    user_held_gpus: int = 0
-    user_cap_gpus: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartVariant:
-    """The same job asking for less, and when it would start. `kind`: `gpus`, `limit` or `gpu_type`."""
-
-    kind: str
-    value: str
-    text: str = ""
-    starts_in_seconds: float | None = None
-    would_stop: tuple[BlockingJob, ...] = ()
-    start: StartRange | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LimitAdvice:
-    """What the user's own ended jobs say of the time limit asked for."""
-
-    text: str
-    limit_seconds: float
-    used_share: float | None = None
-    jobs: int = 0
-    gained_seconds: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Why:
-    """Why a job is where it is."""
-
-    id: int
-    state: str
-    reason: Reason | None = None
-    ahead: Ahead = Ahead()
-    can_ever_start: bool = True
-    estimated_start: datetime | None = None
-    start: StartRange | None = None
-    """None from a server that does not foretell, and of a job that does not wait."""
-    position: int | None = None
-    left_seconds: float | None = None
-    quota: QuotaStanding | None = None
-    variants: tuple[StartVariant, ...] = ()
-    advice: LimitAdvice | None = None
-    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueuedJob:
-    """A job of the queue. A private job of another team shows neither id nor owner."""
-
-    id: int | None = None
-    name: str = ""
-    owner: str | None = None
-    team: str = ""
-    state: str = ""
-    gpus: int = 0
-    min_gpus: int | None = None
-    position: int | None = None
-    """From 1 in the order of the policy; None while something holds it back."""
-    left_seconds: float | None = None
-    """Of run that it is expected to need."""
-    waiting_since: datetime | None = None
-    reason: Reason | None = None
-    start: StartRange | None = None
-    """None beyond the first jobs of a page."""
-    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueuePage:
-    """A part of the queue. `next`: the position to go on from."""
-
-    policy: str = ""
-    count: int = 0
-    items: tuple[QueuedJob, ...] = ()
-    next: int | None = None
-    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobEvent:
     """One entry of a job's history."""
 
@@ -382,106 +279,6 @@ class JobEvent:
     node: str | None = None
     text: str = ""
     data: dict[str, Any] = field(default_factory=dict)
-    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogPage:
-    """A piece of one rank's log. `next_offset` is the byte to ask from next; `end`: nothing will ever follow."""
-
-    rank: int
-    attempt: int | None = None
-    offset: int = 0
-    next_offset: int = 0
-    size: int = 0
-    text: str = ""
-    end: bool = False
-    state: str = ""
-    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogLine:
-    """What a rank wrote, a whole line or (last, or very long) a part of one, with its line end. `offset` in bytes."""
-
-    rank: int
-    text: str
-    offset: int
-    attempt: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gap:
-    """Bytes `start` to `end` of a rank's log are gone (cut or purged)."""
-
-    rank: int
-    start: int
-    end: int
-    attempt: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """One metric of an attempt, reduced by the server: per bucket the step and last, lowest and highest value."""
-
-    step: tuple[float, ...] = ()
-    last: tuple[float, ...] = ()
-    min: tuple[float, ...] = ()
-    max: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metrics:
-    """Curves of a job's attempt by metric name."""
-
-    attempt: int | None
-    keys: dict[str, Series]
-    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeGPU:
-    """One device of a node. `job_id`: the job that holds it, None also for a private job of another team, which only
-    `held` tells of; `quarantined`: why it is kept out of use.
-    """
-
-    index: int
-    uuid: str = ""
-    kind: str = "gpu"
-    model: str | None = None
-    memory_bytes: int | None = None
-    job_id: int | None = None
-    owner: str | None = None
-    held: bool = False
-    quarantined: str | None = None
-    utilisation: float | None = None
-    """Share of the time in which it works, 0 to 1; None: not known."""
-    memory_used_bytes: int | None = None
-    idle_since: datetime | None = None
-
-    @property
-    def is_free(self) -> bool:
-        """Whether a job could take it."""
-        return self.job_id is None and not self.held and not self.quarantined
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """A machine of the pool."""
-
-    name: str
-    state: str
-    address: str = ""
-    cpus: float = 0.0
-    memory_bytes: int | None = None
-    gpus: tuple[NodeGPU, ...] = ()
-    cordoned: str | None = None
-    """Why it gets no new work; None: it does."""
-    cordon_until: datetime | None = None
-    draining: bool = False
-    labels: dict[str, Any] = field(default_factory=dict)
-    last_heartbeat_at: datetime | None = None
-    version: str | None = None
     raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 

@@ -1,6 +1,6 @@
-"""Records about the pool as a whole: usage, idle holders, the overview. Frozen, with the field names of REST.
+"""Records about the pool: machines, usage, idle holders, the overview. Frozen, with the field names of REST.
 
-Not for: jobs and machines (`gangline.client.models`, whose `build` makes these too).
+Not for: jobs (`gangline.client.models`, whose `build` makes these too).
 """
 
 from __future__ import annotations
@@ -9,7 +9,55 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from gangline.client.models import Node, Progress, QueuedJob
+from gangline.client.models import Progress
+from gangline.client.queue_models import QueuedJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGPU:
+    """One device of a node. `job_id`: the job that holds it, None also for a private job of another team, which only
+    `held` tells of; `quarantined`: why it is kept out of use.
+    """
+
+    index: int
+    uuid: str = ""
+    kind: str = "gpu"
+    model: str | None = None
+    memory_bytes: int | None = None
+    job_id: int | None = None
+    owner: str | None = None
+    held: bool = False
+    quarantined: str | None = None
+    utilisation: float | None = None
+    """Share of the time in which it works, 0 to 1; None: not known."""
+    memory_used_bytes: int | None = None
+    idle_since: datetime | None = None
+    """None: it works, or nobody knows. A held one: no earlier than the ranks of its holder began to run."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a job could take it."""
+        return self.job_id is None and not self.held and not self.quarantined
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A machine of the pool."""
+
+    name: str
+    state: str
+    address: str = ""
+    cpus: float = 0.0
+    memory_bytes: int | None = None
+    gpus: tuple[NodeGPU, ...] = ()
+    cordoned: str | None = None
+    """Why it gets no new work; None: it does."""
+    cordon_until: datetime | None = None
+    draining: bool = False
+    labels: dict[str, Any] = field(default_factory=dict)
+    last_heartbeat_at: datetime | None = None
+    version: str | None = None
+    raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

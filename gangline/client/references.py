@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_LAST = re.compile(r"[-~]([1-9][0-9]{0,2})")
+_LAST = re.compile(r"-([1-9][0-9]{0,2})")
 _ID = re.compile(r"[1-9][0-9]{0,17}")
 
 

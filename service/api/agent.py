@@ -30,6 +30,7 @@ from service.auth.principals import Principal
 from service.db.tables import attempts, jobs
 from service.domain.gpu_use import GPUSample
 from service.domain.spec import JobSpec
+from service.domain.text import shown
 from service.errors import InvalidRequest, NotFound
 from service.operations import report_attempt
 from service.operations.append_stream import append_stream
@@ -42,6 +43,7 @@ from service.operations.report_attempt import Part, open_part, read_directive
 router = APIRouter(prefix=f"{API_PREFIX}/agent")
 DIRECTIVE_WAIT_SECONDS = 60.0
 MAX_FOLDER_ID_LENGTH = 200
+_SAME_VERSION = "Run the agent in the version of the server: an agent of another one may tell something else."
 _PART = "/attempts/{attempt_id}/nodes/{node_rank}"
 
 
@@ -53,7 +55,10 @@ def post_enrol(
     name = check_name(str(body.get("name", "")), "node name")
     address = str(body.get("address", ""))
     if not address or len(address) > 255 or any(c.isspace() for c in address):
-        raise InvalidRequest(f"address {address!r} is not an address that peers can reach")
+        raise InvalidRequest(
+            f"address {shown(address)} is not an address that peers can reach",
+            fix="Give the host name or IP address of the node, of at most 255 characters and without spaces.",
+        )
     credential = enrol_node(state.database, name=name, address=address, actor=principal.name)
     return json_response({"node_name": name, "pool_id": state.pool_id, "credential": credential})
 
@@ -100,7 +105,7 @@ def _heartbeat(body: dict[str, Any]) -> Heartbeat:
             quarantined={str(uuid): str(why) for uuid, why in dict(body.get("quarantined") or {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InvalidRequest(f"not a heartbeat: {type(error).__name__} {error}") from error
+        raise InvalidRequest(f"not a heartbeat: {type(error).__name__} {error}", fix=_SAME_VERSION) from error
 
 
 def _memory(value: Any) -> int:
@@ -120,7 +125,11 @@ def post_claim(state: State, node: Node, attempt_id: RowId, body: JsonBody) -> R
     """The node claims its part with a token that it made; the same token gets the same answer."""
     token = body.get("token")
     if not isinstance(token, str) or not token.startswith(TOKEN_PREFIXES["attempt"]) or len(token) < 36:
-        raise InvalidRequest("token must be a fresh random token with the prefix of attempts")
+        raise InvalidRequest(
+            "the token of the claim is not a fresh random token of at least 36 characters with the prefix "
+            f"{TOKEN_PREFIXES['attempt']}",
+            fix=_SAME_VERSION,
+        )
     plan = claim_attempt(
         state.database,
         state.settings,
@@ -161,7 +170,10 @@ def post_rendezvous(state: State, part: CallingPart, body: JsonBody) -> Response
     """Node rank 0 tells where rank 0 listens."""
     address, port = body.get("address"), body.get("port")
     if not isinstance(address, str) or not isinstance(port, int) or not 0 < port < 65536 or part.node_rank != 0:
-        raise InvalidRequest("node rank 0 must give an address and a port")
+        raise InvalidRequest(
+            f"node rank {part.node_rank} gives the address {shown(address)} and the port {shown(port)}",
+            fix="Node rank 0 alone gives them: the address is a text, the port a number from 1 to 65535.",
+        )
     return json_response(encode(report_attempt.report_rendezvous(state.database, part, address=address, port=port)))
 
 
@@ -170,7 +182,7 @@ def post_started(state: State, part: CallingPart, body: JsonBody) -> Response:
     """All ranks of the node run."""
     sent_at = body.get("sent_at", 0.0)
     if isinstance(sent_at, bool) or not isinstance(sent_at, int | float):
-        raise InvalidRequest("sent_at must be epoch seconds")
+        raise InvalidRequest(f"sent_at is {shown(sent_at)}, not a number", fix="Send epoch seconds, or leave it out.")
     return json_response(encode(report_attempt.report_started(state.database, part, sent_at=float(sent_at))))
 
 
@@ -206,7 +218,7 @@ def _report(body: dict[str, Any]) -> NodeReport:
     try:
         return decode(NodeReport, body)
     except ValueError as error:
-        raise InvalidRequest(f"not a node report: {error}") from error
+        raise InvalidRequest(f"not a node report: {error}", fix=_SAME_VERSION) from error
 
 
 @router.get(f"{_PART}/bundle")

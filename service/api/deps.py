@@ -17,7 +17,7 @@ from service.auth.permissions import Action, JobFacts, authorise
 from service.auth.principals import Principal, PrincipalCache, load_node
 from service.db.session import Database
 from service.db.tables import jobs, teams, users
-from service.domain.text import UNSTORABLE
+from service.domain.text import UNSTORABLE, shown
 from service.errors import InvalidRequest, NotFound, Unauthorized
 from service.events.bus import Bus
 from service.events.dispatcher import HintHealth
@@ -135,7 +135,10 @@ async def json_body(request: Request) -> dict[str, Any]:
     """A dependency: the body as a JSON object. Raises InvalidRequest."""
     data, is_storable = _json_object(await request.body())
     if not is_storable:
-        raise InvalidRequest("the body holds a NUL character or half of a character (a lone surrogate)")
+        raise InvalidRequest(
+            "the body holds a NUL character or half of a character (a lone surrogate)",
+            fix="Send it without: no database stores such text.",
+        )
     return data
 
 
@@ -154,9 +157,11 @@ def _json_object(body: bytes) -> tuple[dict[str, Any], bool]:
         data = json.loads(body, parse_constant=_refuse_constant) if body else {}
         cleaned = _cleaned(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
+        raise InvalidRequest(f"the body is not JSON: {error}", fix='Send a JSON object, such as {"a": 1}.') from error
     if not isinstance(data, dict):
-        raise InvalidRequest(f"the body must be a JSON object, not {type(data).__name__}")
+        raise InvalidRequest(
+            f"the body is {shown(data)}, not a JSON object", fix='Send a JSON object, such as {"a": 1}.'
+        )
     return cleaned, cleaned == data
 
 

@@ -15,6 +15,7 @@ from service.auth.permissions import Action, authorise
 from service.auth.principals import Principal
 from service.clock import rfc3339
 from service.db.tables import memberships, teams, tokens, users
+from service.domain.text import shown
 from service.errors import InvalidRequest
 from service.operations import manage_identity
 
@@ -69,7 +70,9 @@ def post_user(state: State, principal: Admin, body: JsonBody) -> Response:
     _only(body, "name", "admin")
     name, is_admin = _text(body, "name"), body.get("admin", False)
     if not isinstance(is_admin, bool):
-        raise InvalidRequest("admin must be true or false")
+        raise InvalidRequest(
+            f"admin is {shown(is_admin)}, not true or false", fix="Send admin as true, or leave it out."
+        )
     manage_identity.create_user(state.database, name=name, is_admin=is_admin, actor=principal.name)
     return json_response({"name": name, "admin": is_admin, "teams": []}, 201)
 
@@ -142,7 +145,10 @@ def post_token(state: State, principal: Anybody, body: JsonBody) -> Response:
         authorise(principal, Action.ADMINISTER)
     expires = body.get("expires_in_seconds")
     if expires is not None and (isinstance(expires, bool) or not isinstance(expires, int | float)):
-        raise InvalidRequest("expires_in_seconds must be a number")
+        raise InvalidRequest(
+            f"expires_in_seconds is {shown(expires)}, not a number",
+            fix="Give the seconds until it expires, or leave it out for a token that does not.",
+        )
     secret, row = manage_identity.create_token(
         state.database,
         user=str(user),
@@ -189,5 +195,7 @@ def _only(body: dict[str, Any], *known: str) -> None:
 def _text(body: dict[str, Any], key: str) -> str:
     value = body.get(key)
     if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"{key} is missing or not a text")
+        raise InvalidRequest(
+            f"{key} is {shown(value) if key in body else 'missing'}, not a text", fix=f"Give {key} a text."
+        )
     return value

@@ -16,6 +16,7 @@ from service.api.jobs import show_job
 from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.db.tables import attempts, checkpoints
+from service.domain.text import shown
 from service.errors import InvalidRequest
 from service.operations.cancel_job import cancel_job
 from service.operations.extend_limit import extend_limit
@@ -52,7 +53,9 @@ def post_requeue(
     """Stop a running job at a checkpoint and start it again from there when its turn comes, or from the start."""
     from_start = body.get("from_start", False)
     if not isinstance(from_start, bool):
-        raise InvalidRequest("from_start must be true or false")
+        raise InvalidRequest(
+            f"from_start is {shown(from_start)}, not true or false", fix="Send from_start as true, or leave it out."
+        )
     reason = _reason(body)
     with state.database.read() as connection:
         allowed_job(connection, principal, job_id, Action.JOB_REQUEUE)
@@ -74,7 +77,10 @@ def post_limit(
     """Change the time limit of a job: `seconds` is the total from then on. Refused where it breaks a promise."""
     seconds = body.get("seconds")
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
-        raise InvalidRequest(f"seconds must be a number above 0 and at most {MAX_SECONDS:g}: all that the job may run")
+        raise InvalidRequest(
+            f"seconds is {shown(seconds)}, not a number above 0 and at most {MAX_SECONDS:g}",
+            fix="Give all the seconds that the job may run from then on, such as 28800 for 8 hours.",
+        )
     with state.database.read() as connection:
         allowed_job(connection, principal, job_id, Action.JOB_EXTEND)
     extend_limit(state.database, state.settings, job_id, seconds=float(seconds), actor=principal.name)
@@ -84,7 +90,9 @@ def post_limit(
 def _reason(body: dict[str, Any]) -> str:
     reason = body.get("reason", "")
     if not isinstance(reason, str) or len(reason) > 1000:
-        raise InvalidRequest("reason must be a text of at most 1000 characters")
+        raise InvalidRequest(
+            f"reason {shown(reason)} is not a text of at most 1000 characters", fix="Say it shorter, or leave it out."
+        )
     return reason
 
 

@@ -22,13 +22,15 @@ from trainer.plan.planning import Planned
 
 
 class Latest(NamedTuple):
-    """What the latest attempt of a job tells about it."""
+    """What the latest attempts of a job tell about it."""
 
     attempt: dict[str, Any] | None = None
     """The attempt itself while it is open."""
     progress: Progress | None = None
     size: dict[str, int] | None = None
     """What it has or had; None before the first attempt."""
+    ended: dict[str, Any] | None = None
+    """The attempt that ended last."""
 
 
 def job_json(
@@ -49,7 +51,7 @@ def job_json(
             cause["sentence"] = f"Ended as {cause['outcome']}."
         if not is_whole:
             cause.pop("ranks", None)
-    attempt, progress, size = latest
+    attempt, progress, size, ended = latest
     return {
         "id": row.id,
         "name": row.name,
@@ -63,17 +65,23 @@ def job_json(
         "resources": resources_json(row.num_nodes, row.gpus_per_node, least_gpus(row.layouts), row.gpu_type),
         "processes_per_node": row.processes_per_node,
         "size": size,
+        # All that it may run, extensions included; null: no limit.
+        "limit_seconds": row.limit_seconds,
+        "preemptible": bool(row.is_preemptible),
         "priority": row.priority,
         **turn_json(row),
         "tags": json.loads(row.tags) if is_insider else {},
         "attempts": row.num_attempts,
         "attempt": attempt,
+        "last_attempt": ended,
         "reason": json.loads(row.reason) if row.reason else None,
         "outcome": row.outcome,
         "cause": cause,
         # While it waits for its next attempt, nothing of it makes progress.
         "progress": progress_json(progress, now) if progress and is_insider and row.state != "waiting" else None,
         "checkpoint": newest_checkpoint_json(checkpoint) if checkpoint is not None and is_insider else None,
+        # Whether it told how far it is of how much. Not how far: that is its inside.
+        "reports_progress": progress is not None and progress.step is not None and progress.total_steps is not None,
         "cost": {"gpu_seconds": round(row.gpu_seconds + (attempt["held_gpu_seconds"] if attempt else 0.0), 3)},
         "version": row.version,
         "spec": json.loads(row.spec) if is_insider and is_whole else None,
@@ -83,8 +91,11 @@ def job_json(
 def turn_json(row: Any) -> dict[str, Any]:
     """What its owner or an admin said of its turn."""
     hold = Hold.from_json(row.hold_reason)
+    held = None
+    if hold is not None:
+        held = {**asdict(hold), "since": rfc3339(row.submitted_at if hold.since is None else hold.since)}
     shown = None if row.start_after is None else shown_in_zone(row.start_after, row.start_zone or "UTC")
-    return {"held": None if hold is None else asdict(hold), "start_after": shown}
+    return {"held": held, "start_after": shown}
 
 
 def resources_json(num_nodes: int, gpus_per_node: int, min_gpus: int | None, gpu_type: str | None) -> dict[str, Any]:
@@ -163,7 +174,7 @@ def load_newest_checkpoints(connection: Connection, job_ids: Sequence[int]) -> d
 
 
 def load_attempts(connection: Connection, job_ids: Sequence[int], now: float) -> dict[int, Latest]:
-    """Per job what its latest attempt tells; jobs without any are not in it."""
+    """Per job what its latest attempt tells, and the one before if that is open; jobs without any are not in it."""
     if not job_ids:
         return {}
     latest = (
@@ -173,11 +184,18 @@ def load_attempts(connection: Connection, job_ids: Sequence[int], now: float) ->
         .subquery()
     )
     rows = connection.execute(
-        select(attempts).join(latest, (attempts.c.job_id == latest.c.job_id) & (attempts.c.number == latest.c.number))
+        select(attempts)
+        .join(latest, (attempts.c.job_id == latest.c.job_id) & (attempts.c.number >= latest.c.number - 1))
+        .order_by(attempts.c.number)
     ).all()
     open_ids = [row.id for row in rows if row.state != AttemptState.ENDED]
     shares = _load_shares(connection, open_ids, now) if open_ids else {}
-    return {row.job_id: Latest(_attempt_json(row, shares), _progress(row), size_json(row)) for row in rows}
+    last = {row.job_id: row for row in rows}
+    ended = {row.job_id: _ended_json(row) for row in rows if row.state == AttemptState.ENDED}
+    return {
+        job_id: Latest(_attempt_json(row, shares), _progress(row), size_json(row), ended.get(job_id))
+        for job_id, row in last.items()
+    }
 
 
 def size_json(row: Any) -> dict[str, int]:
@@ -202,10 +220,21 @@ def _attempt_json(row: Row[Any], shares: dict[int, list[dict[str, Any]]]) -> dic
         "id": row.id,
         "number": row.number,
         "state": row.state,
+        "started_at": rfc3339(row.running_at),
         "nodes": [{key: value for key, value in part.items() if key != "held_gpu_seconds"} for part in parts],
         "held_gpu_seconds": round(sum(part["held_gpu_seconds"] for part in parts), 3),
         "stop_reason": row.stop_intent,
         "stop_requested_at": rfc3339(row.stop_requested_at),
+    }
+
+
+def _ended_json(row: Row[Any]) -> dict[str, Any]:
+    """`started_at`: when its ranks began to run; None: they never did."""
+    return {
+        "number": row.number,
+        "outcome": row.outcome,
+        "started_at": rfc3339(row.running_at),
+        "ended_at": rfc3339(row.ended_at),
     }
 
 

@@ -12,8 +12,8 @@ from service.api.deps import AppState, JsonBody, State, allowed_job, caller, jso
 from service.api.jobs import show_job
 from service.auth.permissions import Action
 from service.auth.principals import Principal
-from service.domain.priority import read_priority
-from service.domain.text import problem_with_characters
+from service.domain.priority import LEAST_PRIORITY, MOST_PRIORITY, read_priority
+from service.domain.text import problem_with_characters, shown
 from service.errors import InvalidRequest
 from service.operations.hold_job import hold_job
 from service.operations.release_job import release_job
@@ -30,9 +30,15 @@ def post_hold(state: State, principal: Turner, job_id: int, body: JsonBody) -> R
     owner_id = _owner_id(state, principal, job_id)
     reason = body.get("reason", "")
     if not isinstance(reason, str) or len(reason) > MAX_REASON:
-        raise InvalidRequest(f"reason must be a text of at most {MAX_REASON} characters")
+        raise InvalidRequest(
+            f"reason {shown(reason)} is not a text of at most {MAX_REASON} characters",
+            fix="Say it shorter, on one line.",
+        )
     if problem := problem_with_characters(reason):
-        raise InvalidRequest(f"reason {problem}", fix="Write it on one line: everybody sees it as why the job waits.")
+        raise InvalidRequest(
+            f"reason {shown(reason)} {problem}",
+            fix="Write it on one line: everybody sees it as why the job waits.",
+        )
     hold_job(
         state.database,
         job_id,
@@ -55,10 +61,14 @@ def post_release(state: State, principal: Turner, job_id: int) -> Response:
 def post_priority(state: State, principal: Turner, job_id: int, body: JsonBody) -> Response:
     """Change a job's priority: low, normal, high, a number from -100 to 100, or top."""
     _owner_id(state, principal, job_id)
+    value = body.get("priority")
     try:
-        priority = read_priority(body.get("priority"))
+        priority = read_priority(value)
     except ValueError as error:
-        raise InvalidRequest(f"priority {error}") from error
+        raise InvalidRequest(
+            f"priority {shown(value)}: it {error}",
+            fix=f"Use low, normal, high, or a whole number from {LEAST_PRIORITY} to {MOST_PRIORITY}.",
+        ) from error
     set_priority(state.database, job_id, principal=principal, priority=priority)
     return json_response(show_job(state, principal, job_id))
 

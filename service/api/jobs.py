@@ -44,6 +44,7 @@ from service.auth.principals import Principal
 from service.clock import rfc3339
 from service.db.tables import events, jobs, teams, users
 from service.domain.spec import JobSpec, ResolvedGang
+from service.domain.text import shown
 from service.errors import InvalidRequest
 from service.operations.submit_job import (
     check_submission,
@@ -73,7 +74,10 @@ def post_job(
     hashed = ""
     if key is not None and not dry_run:
         if not 0 < len(key) <= KEY_LIMIT:
-            raise InvalidRequest(f"{IDEMPOTENCY_HEADER} must have 1 to {KEY_LIMIT} characters")
+            raise InvalidRequest(
+                f"{IDEMPOTENCY_HEADER} {shown(key)} has {len(key)} characters; 1 to {KEY_LIMIT} are allowed",
+                fix="Send a fresh random key of about 32 characters, or none.",
+            )
         hashed = request_hash(body, request.url.query)
         first = replay(state.database, principal, key, hashed)
         if first is not None:
@@ -214,7 +218,9 @@ def _read_cursor(cursor: str) -> tuple[float, int]:
             raise ValueError(place)
         return place
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"cursor {cursor!r} is not one that a list gave", fix="Use `next` as it came.") from error
+        raise InvalidRequest(
+            f"cursor {shown(cursor)} is not one that a list gave", fix="Use `next` as it came."
+        ) from error
 
 
 @router.get("/{job_id}")

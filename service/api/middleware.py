@@ -56,7 +56,9 @@ class Envelope:
 
         try:
             if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-                raise InvalidRequest("the address holds a NUL character")
+                raise InvalidRequest(
+                    "the address of the request holds a NUL character (%00)", fix="Send it without that character."
+                )
             declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
             if declared.isdigit() and int(declared) > limit:
                 raise BodyTooLarge(f"the body has {int(declared):,} bytes; the limit is {limit:,}", limit=limit)

@@ -20,7 +20,8 @@ from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.clock import rfc3339
 from service.db.tables import allocations, attempt_nodes, attempts, gpu_use, gpus, jobs, nodes, users
-from service.domain.text import problem_with_characters
+from service.domain.gpu_use import idle_while_held
+from service.domain.text import problem_with_characters, shown
 from service.errors import InvalidRequest, NotFound
 from service.operations.cordon_node import cordon_node, resume_node
 from service.operations.drain_node import drain_node
@@ -56,6 +57,7 @@ _HOLDERS = (
         jobs.c.is_private,
         jobs.c.owner_id,
         jobs.c.team_id,
+        attempts.c.running_at,
         users.c.name.label("owner"),
     )
     .join(attempt_nodes, attempt_nodes.c.id == allocations.c.attempt_node_id)
@@ -74,6 +76,7 @@ _GPUS = (
 
 def _gpu_json(gpu: Any, holder: Any | None, principal: Principal) -> dict[str, Any]:
     is_named = holder is not None and _may_name(principal, holder)
+    idle = gpu.idle_since if holder is None else idle_while_held(gpu.idle_since, holder.running_at)
     return {
         "index": gpu.gpu_index,
         "uuid": gpu.uuid,
@@ -88,7 +91,7 @@ def _gpu_json(gpu: Any, holder: Any | None, principal: Principal) -> dict[str, A
         "quarantined": gpu.quarantine_reason,
         "utilisation": gpu.utilisation,
         "memory_used_bytes": gpu.memory_used_bytes,
-        "idle_since": rfc3339(gpu.idle_since),
+        "idle_since": rfc3339(idle),
     }
 
 
@@ -129,22 +132,29 @@ def post_cordon(state: State, principal: Admin, name: str, body: JsonBody) -> Re
 
 @router.post("/{name}/drain")
 def post_drain(state: State, principal: Admin, name: str, body: JsonBody) -> Response:
-    """Give a node no new work, and move the jobs that resume elsewhere; with `now`, stop the others too."""
+    """Give a node no new work, and move the jobs that can go on elsewhere; with `now`, stop the others too."""
     _only(body, "reason", "until", "now")
     is_now = body.get("now", False)
     if not isinstance(is_now, bool):
-        raise InvalidRequest("now must be true or false")
+        raise InvalidRequest(f"now is {shown(is_now)}, not true or false", fix="Send now as true, or leave it out.")
     drained = drain_node(
         state.database,
+        state.settings,
         name=name,
         reason=_reason(body),
         until=_until(state, body),
         is_now=is_now,
         actor=principal.name,
-        settle_seconds=state.settings.settle_seconds,
     )
     node = _one(state, principal, name)
-    return json_response({**node, "stopped": drained.stopped, "going_on": drained.going_on})
+    return json_response(
+        {
+            **node,
+            "stopped": drained.stopped,
+            "going_on": drained.going_on,
+            "cannot_move": [{"job_id": job_id, "why": why} for job_id, why in drained.cannot_move],
+        }
+    )
 
 
 @router.post("/{name}/resume")
@@ -160,7 +170,10 @@ def post_labels(state: State, principal: Admin, name: str, body: JsonBody) -> Re
     _only(body, "labels", "reason")
     changes = body.get("labels")
     if not isinstance(changes, dict) or not changes:
-        raise InvalidRequest('labels must be an object such as {"switch": "leaf-3"}')
+        raise InvalidRequest(
+            f"labels is {shown(changes) if changes else 'empty'}, not an object with labels",
+            fix='Send it like {"switch": "leaf-3"}.',
+        )
     label_node(state.database, name=name, changes=changes, reason=_reason(body, is_needed=False), actor=principal.name)
     return json_response(_one(state, principal, name))
 
@@ -188,9 +201,12 @@ def _only(body: dict[str, Any], *known: str) -> None:
 def _reason(body: dict[str, Any], *, is_needed: bool = True) -> str:
     reason = body.get("reason", "")
     if not isinstance(reason, str) or len(reason) > MAX_REASON_LENGTH:
-        raise InvalidRequest(f"reason must be a text of at most {MAX_REASON_LENGTH} characters")
+        raise InvalidRequest(
+            f"reason {shown(reason)} is not a text of at most {MAX_REASON_LENGTH} characters",
+            fix="Say it shorter, on one line.",
+        )
     if (problem := problem_with_characters(reason)) is not None:
-        raise InvalidRequest(f"reason {problem}")
+        raise InvalidRequest(f"reason {shown(reason)} {problem}", fix="Write it on one line, without that character.")
     reason = reason.strip().removesuffix(".")
     if is_needed and not reason:
         raise InvalidRequest("reason is missing", fix="Say why: everybody whose job waits for the node reads it.")

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from service.domain.text import shown
 from service.errors import FieldProblem, ServiceError
 from service.schemas.parse_spec import InvalidSpec
 
@@ -77,7 +78,7 @@ def install_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def _validation(request: Request, error: RequestValidationError) -> Response:
         problems = [
-            _field(FieldProblem(pointer=".".join(map(str, item["loc"])), message=str(item["msg"])))
+            _field(FieldProblem(pointer=".".join(map(str, item["loc"])), message=_message(item)))
             for item in error.errors()
         ]
         return problem_response(
@@ -120,6 +121,12 @@ def service_problem(error: ServiceError, request_id: str) -> Response:
         errors=[_field(problem) for problem in error.errors],
         extra=error.extra,
     )
+
+
+def _message(item: Any) -> str:
+    """What the framework says of a field, with the value that it read."""
+    message = str(item["msg"])
+    return message if item["type"] == "missing" else f"{message}, not {shown(item['input'])}"
 
 
 def request_id(request: Request) -> str:

@@ -11,6 +11,7 @@ from gangline.protocol.names import API_PREFIX
 from service.api.deps import JsonBody, State, caller, json_response
 from service.auth.permissions import Action
 from service.auth.principals import Principal
+from service.domain.text import shown
 from service.errors import InvalidRequest
 from service.operations.grant_priority import grant_priority
 from service.operations.set_quota import MEANINGS, set_quota
@@ -25,7 +26,10 @@ MAX_NUMBER = 2**31 - 1
 def post_quota(state: State, principal: Admin, team: str, body: JsonBody) -> Response:
     """Set a team's quota and cap: quota_gpus, quota_nodes, cap_gpus; null takes one away, what is left out stays."""
     if not body or set(body) - set(MEANINGS):
-        raise InvalidRequest(f"give one or more of {', '.join(MEANINGS)}, and nothing else")
+        raise InvalidRequest(
+            f"the body has {_keys(body)}, but takes {', '.join(MEANINGS)}",
+            fix=f"Give one or more of {', '.join(MEANINGS)}, and nothing else.",
+        )
     changes = {name: _number(body, name) for name in body}
     after, warnings = set_quota(state.database, team=team, changes=changes, actor=principal.name)
     return json_response({"name": team, **after, "warnings": warnings})
@@ -35,7 +39,7 @@ def post_quota(state: State, principal: Admin, team: str, body: JsonBody) -> Res
 def post_cap(state: State, principal: Admin, name: str, body: JsonBody) -> Response:
     """Set the most GPUs that a user's jobs hold at once: cap_gpus; null for no cap."""
     if set(body) != {"cap_gpus"}:
-        raise InvalidRequest("give cap_gpus, and nothing else")
+        raise InvalidRequest(f"the body has {_keys(body)}, but takes cap_gpus", fix="Give cap_gpus, and nothing else.")
     cap = _number(body, "cap_gpus")
     set_user_cap(state.database, user=name, cap_gpus=cap, actor=principal.name)
     return json_response({"name": name, "cap_gpus": cap})
@@ -58,9 +62,16 @@ def _granted(state: State, principal: Principal, name: str, *, is_granted: bool)
     return json_response({"name": name, "top_priority": is_granted, "jobs_at_top": num_jobs})
 
 
+def _keys(body: dict[str, Any]) -> str:
+    return ", ".join(sorted(body)) or "no keys"
+
+
 def _number(body: dict[str, Any], name: str) -> int | None:
     value = body[name]
     is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
     if value is not None and not is_number:
-        raise InvalidRequest(f"{name} must be a whole number from 0, or null for none")
+        raise InvalidRequest(
+            f"{name} is {shown(value)}, not a whole number from 0 to {MAX_NUMBER}",
+            fix=f"Give {name} a whole number from 0, or null for none.",
+        )
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime
 
 from service.clock import rfc3339
+from service.domain.text import shown
 from service.errors import InvalidRequest
 from service.schemas.units import parse_duration
 
@@ -33,7 +34,9 @@ def end_given(value: object, now: float) -> float | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise InvalidRequest("until must be a text", fix="Write it as 2h, or with its zone: 2026-11-30T09:00:00+01:00.")
+        raise InvalidRequest(
+            f"until is {shown(value)}, not a text", fix="Write it as 2h, or with its zone: 2026-11-30T09:00:00+01:00."
+        )
     try:
         end = now + parse_duration(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The route behind `gang why`: why a job waits, what is ahead of it, when it starts, and what would help.
+"""The route behind `gang why`: why a job waits, what is ahead of it, who holds GPUs, when it starts, what would help.
 
 Not for: the whole queue (`service.api.queue`).
 """
@@ -6,10 +6,11 @@ Not for: the whole queue (`service.api.queue`).
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends
-from sqlalchemy import Row, select
+from sqlalchemy import Connection, Row, select
 from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
@@ -20,7 +21,7 @@ from service.auth.permissions import Action, may_read
 from service.auth.principals import Principal
 from service.db.tables import jobs
 from service.domain.limit_advice import advise_limit
-from service.domain.reasons import ReasonCode
+from service.domain.reasons import NOT_FOR_GPUS, ReasonCode
 from service.operations.explain_job import AHEAD_SHOWN, Explanation, explain, look
 from service.operations.load_limit_history import load_limit_history
 from service.operations.submit_job import SUBMITTED
@@ -39,27 +40,42 @@ def get_why(
     job_id: int,
     variants: bool = False,
 ) -> Response:
-    """Why the job waits: reason, what is ahead, when it starts, its team's quota; with `variants` what would help."""
+    """Why the job waits: reason, who is ahead or holds GPUs, when it starts, its quota; `variants`: what would help."""
     with state.database.read() as connection:
         row = allowed_job(connection, principal, job_id, Action.JOB_SEE)
     reason = json.loads(row.reason) if row.reason else None
     if row.state != JobState.WAITING:
-        return json_response(_answer(row, reason, {"count": 0, "jobs": []}, None, None))
+        return json_response(_answer(row, reason, _NOBODY, None, None))
+    reason = reason or SUBMITTED.to_json()
     told = explain(state.held, job_id)
     with state.database.read() as connection:
-        holders = told.holders if told is not None else connection.execute(_HOLDERS).scalars().all()
-        shown = faces(connection, principal, [*(told.ahead if told is not None else ()), *holders])
-    ahead = {"count": 0 if told is None else told.num_ahead, "jobs": shown}
+        others = _others(connection, principal, reason, told)
     helping = (
         _helping(state, row, told) if variants and told is not None and may_read(principal, job_facts(row)) else {}
     )
-    return json_response(_answer(row, reason or SUBMITTED.to_json(), ahead, told, helping))
+    return json_response(_answer(row, reason, others, told, helping))
+
+
+_NOBODY: Final[dict[str, Any]] = {"ahead": {"count": 0, "jobs": []}, "holders": []}
+
+
+def _others(
+    connection: Connection, principal: Principal, reason: dict[str, Any], told: Explanation | None
+) -> dict[str, Any]:
+    """The jobs ahead in the queue, and some that hold GPUs where the job waits for GPUs."""
+    ahead = {"count": 0, "jobs": []}
+    holders: Iterable[int] = ()
+    if told is not None:
+        ahead = {"count": told.num_ahead, "jobs": faces(connection, principal, told.ahead)}
+    if reason["code"] not in NOT_FOR_GPUS:
+        holders = told.holders if told is not None else connection.execute(_HOLDERS).scalars().all()
+    return {"ahead": ahead, "holders": faces(connection, principal, holders)}
 
 
 def _answer(
     row: Row[Any],
     reason: dict[str, Any] | None,
-    ahead: dict[str, Any],
+    others: dict[str, Any],
     told: Explanation | None,
     helping: dict[str, Any] | None,
 ) -> dict[str, Any]:
@@ -70,8 +86,9 @@ def _answer(
         "id": row.id,
         "state": row.state,
         "reason": reason,
-        "ahead": ahead,
-        "can_ever_start": waits and (reason or {}).get("code") != ReasonCode.NEVER_FITS,
+        **others,
+        # Of a job that does not wait there is nothing to say.
+        "can_ever_start": (reason or {}).get("code") != ReasonCode.NEVER_FITS if waits else None,
         "estimated_start": None if start is None else start["p50"],
         "start": start,
         "position": None if told is None else told.position,

@@ -84,23 +84,46 @@ RULES: Final[Mapping[Action, Callable[[Principal, JobFacts | None], bool]]] = {
 }
 
 
+WORDS: Final[Mapping[Action, str]] = {
+    Action.JOB_SUBMIT: "submit jobs",
+    Action.JOB_LIST: "list jobs",
+    Action.JOB_SEE: "see {job}",
+    Action.JOB_READ: "read the spec, the logs and the metrics of {job}",
+    Action.JOB_CANCEL: "cancel {job}",
+    Action.JOB_REQUEUE: "requeue {job}",
+    Action.JOB_EXTEND: "change the time limit of {job}",
+    Action.JOB_TURN: "hold or release {job}, or change its priority",
+    Action.POOL_SEE: "see the pool",
+    Action.BUNDLE_WRITE: "upload code",
+    Action.OWN_TOKENS: "list, make or revoke tokens",
+    Action.ADMINISTER: "administer the pool",
+    Action.ENROL_NODE: "enrol nodes",
+}
+"""What a refused person may not do, in their words: "may not ...". The names of actions mean nothing to them."""
+
+
+def words_of(action: Action, job: JobFacts | None = None) -> str:
+    """What `action` (on `job`) is, in users' words."""
+    return WORDS[action].format(job="jobs" if job is None else f"job {job.job_id}")
+
+
 def authorise(principal: Principal, action: Action, job: JobFacts | None = None) -> None:
     """Return if `principal` may do `action` (on `job`). Raises NotFound or Forbidden."""
     is_enrolment = principal.token_kind == "enrolment"
     if is_enrolment is not (action is Action.ENROL_NODE):
         raise Forbidden(
-            f"a token of kind {principal.token_kind} cannot do {action}",
+            f"a token of kind {principal.token_kind} may not {words_of(action)}",
             fix="Use a token of kind enrolment to enrol nodes, and one of kind user for everything else.",
         )
     if job is not None and job.is_private and not _insider(principal, job):
         raise NotFound(f"there is no job {job.job_id}")
     if not RULES[action](principal, job):
         if job is not None and _insider(principal, job):
-            raise Forbidden(
-                f"only its owner or an admin may do {action} on job {job.job_id}, and {principal.name} is neither"
-            )
+            raise Forbidden(f"only its owner or an admin may {words_of(action, job)}; {principal.name} is neither")
         if job is not None:
-            raise Forbidden(f"job {job.job_id} belongs to another team; {principal.name} may not do {action} on it")
+            raise Forbidden(
+                f"job {job.job_id} belongs to another team; {principal.name} may not {words_of(action, job)}"
+            )
         raise Forbidden(f"{principal.name} is not an admin")
 
 

@@ -55,6 +55,16 @@ def idle_since(sample: GPUSample, last: LastSample | None, *, now: float, longes
     return last.idle_since
 
 
+def idle_while_held(idle_since: float | None, held_since: float | None) -> float | None:
+    """Since when a GPU has been idle in the hands of those who hold it; None: it works, or their ranks do not run yet.
+
+    That it was idle before they had it is not theirs.
+    """
+    if idle_since is None or held_since is None:
+        return None
+    return max(idle_since, held_since)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeldGPU:
     """One GPU of a running attempt, with the latest that is known of its use."""
@@ -97,7 +107,7 @@ def idle_holdings(gpus: Iterable[HeldGPU], *, least_seconds: float) -> tuple[Idl
 
 
 def _holding(gpus: list[HeldGPU]) -> IdleHolding | None:
-    starts = [max(gpu.idle_since, gpu.held_since) for gpu in gpus if gpu.idle_since is not None]
+    starts = [since for gpu in gpus if (since := idle_while_held(gpu.idle_since, gpu.held_since)) is not None]
     looks = [gpu.sampled_at for gpu in gpus if gpu.sampled_at is not None]
     if len(starts) < len(gpus) or len(looks) < len(gpus):
         return None

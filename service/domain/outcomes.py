@@ -34,13 +34,21 @@ class OutcomeRule:
     sentence: str
     """What happened, for the user; `{detail}` is filled by the cause."""
     fix: str
+    fix_if_retried: str | None = None
+    """What to do where another attempt follows; None: the same."""
     retry_limit: int | None = None
     """How many attempts of a job that ended so are tried again unasked; None: bounded by nothing of its own."""
 
 
-def _user(sentence: str, fix: str) -> OutcomeRule:
+def _user(sentence: str, fix: str, fix_if_retried: str | None = None) -> OutcomeRule:
     return OutcomeRule(
-        job_state=JobState.FAILED, is_retried=False, is_charged=True, fault=Fault.USER, sentence=sentence, fix=fix
+        job_state=JobState.FAILED,
+        is_retried=False,
+        is_charged=True,
+        fault=Fault.USER,
+        sentence=sentence,
+        fix=fix,
+        fix_if_retried=fix_if_retried,
     )
 
 
@@ -82,6 +90,7 @@ OUTCOME_RULES: Final[Mapping[Outcome, OutcomeRule]] = {
         "The job reached its time limit: {detail}",
         "Raise resources.time, or save checkpoints and let new attempts go on from them: retry.max, and retry.on: "
         "[time_limit].",
+        fix_if_retried="Nothing to do: it goes on in another attempt.",
     ),
     Outcome.CANCELLED: OutcomeRule(
         job_state=JobState.CANCELLED,
@@ -191,6 +200,12 @@ def retry_verdict(
         return _no_retry(f"all {retry.max_retries} retries are used")
     text = f"retry {num_charged + 1} of {retry.max_retries} after {outcome}"
     return RetryVerdict(is_due=True, is_charged=True, is_pool_retry=False, delay_seconds=0.0, text=text)
+
+
+def fix_told(outcome: Outcome, fix: str, *, is_retried: bool) -> str:
+    """What its owner reads to do about an attempt that ended with `outcome`: `fix`, unless another attempt does it."""
+    other = OUTCOME_RULES[outcome].fix_if_retried
+    return other if is_retried and other is not None else fix
 
 
 def _no_retry(text: str) -> RetryVerdict:

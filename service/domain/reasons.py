@@ -14,10 +14,8 @@ class ReasonCode(StrEnum):
     HELD = "held"
     NOT_YET = "not_yet"
     DEPENDENCY = "dependency"
-    LIMIT_NEEDED = "limit_needed"
     BACK_OFF = "back_off"
     # Shares of the pool
-    QUOTA = "quota"
     CAP = "cap"
     # The pool itself
     NO_NODES = "no_nodes"
@@ -29,7 +27,6 @@ class ReasonCode(StrEnum):
     NEVER_FITS = "never_fits"
     # Jobs before it
     BEHIND = "behind"
-    LESS_TIME_LEFT = "less_time_left"
     RESERVED = "reserved"
     NOMINATED = "nominated"
     # Why nothing is stopped for it
@@ -42,33 +39,48 @@ class ReasonCode(StrEnum):
     STOP_UNCONFIRMED = "stop_unconfirmed"
 
 
+# Also what others read of a private job, so each must be true of every job that has the code.
 REASON_MEANINGS: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.SUBMITTED: "Not looked at yet: the next pass of the scheduler replaces it within moments.",
     ReasonCode.HELD: "Its owner or an admin holds it back until it is released.",
     ReasonCode.NOT_YET: "It must not start before a time that is still to come.",
     ReasonCode.DEPENDENCY: "It needs other jobs to have ended first.",
-    ReasonCode.LIMIT_NEEDED: "It would start only where its end is known, and it has no time limit.",
-    ReasonCode.BACK_OFF: "Its last attempt failed: it starts again after a pause.",
-    ReasonCode.QUOTA: "What is free is guaranteed to other teams, whose jobs wait for it.",
-    ReasonCode.CAP: "Its user or team holds as many GPUs as it may hold at once.",
+    ReasonCode.BACK_OFF: "Its last attempt failed: it takes its turn again after a pause.",
+    ReasonCode.CAP: "Its user's or team's cap does not allow it now.",
     ReasonCode.NO_NODES: "The pool has no nodes.",
-    ReasonCode.NEEDS_GPUS: "No node, or not enough of them, has the GPUs free that it needs.",
-    ReasonCode.NEEDS_NODES: "Nodes have the GPUs free, but not the CPUs or the memory.",
+    ReasonCode.NEEDS_GPUS: "Too few GPUs are free where it may run.",
+    ReasonCode.NEEDS_NODES: "Too few nodes have all free together that it needs: GPUs, CPUs and memory.",
     ReasonCode.NODES_NOT_READY: "It would fit on nodes that get no new work now.",
-    ReasonCode.SCATTERED: "Enough GPUs are free in all, but scattered over nodes, and nothing can be moved yet.",
+    ReasonCode.SCATTERED: "Enough GPUs are free in all, but scattered over nodes.",
     ReasonCode.PINNED: "Its newest checkpoint lies where it cannot run now.",
     ReasonCode.NEVER_FITS: "The pool as it is now can never run it.",
-    ReasonCode.BEHIND: "Jobs ahead of it in the queue take what is free.",
-    ReasonCode.LESS_TIME_LEFT: "Jobs with less time left go first.",
-    ReasonCode.RESERVED: "What is free is kept for a job that has waited longer, and this one would not end in time.",
+    ReasonCode.BEHIND: "Jobs ahead of it in the queue take what is free, or go first.",
+    ReasonCode.RESERVED: "What is free is kept for a job ahead of it, which this one could delay.",
     ReasonCode.NOMINATED: "GPUs are being freed for it: it starts on them as soon as they are.",
     ReasonCode.PATIENCE: "Running jobs get a few minutes to end before anything is stopped for it.",
-    ReasonCode.NOT_RESUMABLE: "The jobs that hold what it needs do not resume, so they are not stopped.",
-    ReasonCode.PROTECTED: "The jobs that hold what it needs started a short while ago, or were stopped often enough.",
-    ReasonCode.TOO_COSTLY: "The jobs that hold what it needs have too little time left beside its own to be stopped.",
+    ReasonCode.NOT_RESUMABLE: "The jobs that hold what it needs do not resume or may not be stopped again; or it does "
+    "not resume itself, and may not borrow.",
+    ReasonCode.PROTECTED: "Of the jobs that hold what it needs, some started too recently to be stopped, and stopping "
+    "others does not pay.",
+    ReasonCode.TOO_COSTLY: "The jobs that hold what it needs have too little time left beside its own to be stopped, "
+    "or stopping them costs more than it gains.",
     ReasonCode.QUORUM: "Stopping a large job would free far more GPUs than the waiting jobs can use.",
     ReasonCode.STOP_UNCONFIRMED: "Not of waiting but of stopping: a node that holds the job does not answer.",
 }
+
+
+NOT_FOR_GPUS: Final = frozenset(
+    {
+        ReasonCode.HELD,
+        ReasonCode.NOT_YET,
+        ReasonCode.DEPENDENCY,
+        ReasonCode.BACK_OFF,
+        ReasonCode.CAP,
+        ReasonCode.NO_NODES,
+        ReasonCode.NEVER_FITS,
+    }
+)
+"""Of a job that waits for one of these it does not matter who holds the pool's GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,14 @@ unchanged. Refused is what would make a line of a table or a log read as somethi
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
-from typing import Final
+from typing import Any, Final
 
 MAX_NAME_LENGTH: Final = 200
+MAX_SHOWN_LENGTH: Final = 60
+"""Of a value that a message quotes."""
 BIDI_CONTROLS: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Invisible marks that reorder the text around them."""
 _REFUSED_CATEGORIES: Final = {
@@ -41,6 +44,14 @@ def problem_with_name(text: str, *, max_length: int = MAX_NAME_LENGTH) -> str | 
     if all(unicodedata.category(character) in _INVISIBLE_CATEGORIES for character in text):
         return "holds nothing that can be seen"
     return None
+
+
+def shown(value: Any) -> str:
+    """A value of a request as a message quotes it: as JSON, the beginning of a long one."""
+    if isinstance(value, dict | list):  # may be nested without end
+        return "an object" if isinstance(value, dict) else "a list"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_SHOWN_LENGTH else text[:MAX_SHOWN_LENGTH] + "…"
 
 
 def problem_with_characters(text: str) -> str | None:

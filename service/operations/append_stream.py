@@ -52,13 +52,19 @@ def append_stream(
     Raises InvalidRequest for a rank that does not run on this node.
     """
     if kind not in KINDS or rank < 0 or offset < 0:
-        raise InvalidRequest(f"no stream {kind}/{rank} at {offset}")
+        raise InvalidRequest(
+            f"there is no stream {kind}/{rank} at offset {offset}",
+            fix=f"The kinds are {' and '.join(KINDS)}; rank and offset count from 0.",
+        )
     with database.read() as connection:
         open_part(connection, part)
         row = connection.execute(_SIZE, {"a": part.attempt_id, "k": kind, "r": rank}).one_or_none()
         node_rank = row.node_rank if row else _node_rank_of(connection, part.attempt_id, rank)
     if node_rank != part.node_rank:
-        raise InvalidRequest(f"rank {rank} of attempt {part.attempt_id} does not run on node rank {part.node_rank}")
+        raise InvalidRequest(
+            f"rank {rank} of attempt {part.attempt_id} does not run on node rank {part.node_rank}",
+            fix="Send it from the node that runs this rank.",
+        )
     size = row.num_bytes if row else 0
     if offset > size or (offset < size and offset + len(data) > size):
         raise OffsetMismatch(f"{kind}/{rank} has {size} bytes, not {offset}", size=size)

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Row, select, update
 
+from gangline.protocol.durations import exact_duration
 from gangline.protocol.outcomes import JobState
 from service.clock import rfc3339
 from service.db.session import Database
@@ -55,7 +56,8 @@ def extend_limit(database: Database, settings: Settings, job_id: int, *, seconds
             "limit_changed",
             actor=actor,
             job_id=job_id,
-            text=f"{actor} changed its time limit from {row.limit_seconds:g} s to {seconds:g} s in all.",
+            text=f"{actor} changed its time limit from {exact_duration(row.limit_seconds)} to "
+            f"{exact_duration(seconds)} in all.",
             data={"from": row.limit_seconds, "to": seconds},
         )
         mark_changed(tx, "job", job_id)
@@ -78,7 +80,8 @@ def _check(row: Row[Any], seconds: float) -> None:
         raise Conflict(f"job {row.id} has no time limit", fix="Nothing to do: it runs until it ends.")
     if state is not JobState.WAITING and seconds < row.limit_seconds:
         raise Conflict(
-            f"job {row.id} runs, and its limit is {row.limit_seconds:g} s in all: {seconds:g} s would be less",
+            f"job {row.id} runs, and its limit is {exact_duration(row.limit_seconds)} in all: "
+            f"{exact_duration(seconds)} would be less",
             fix="Name the total that it may run, not what is added.",
         )
 

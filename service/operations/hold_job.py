@@ -19,12 +19,13 @@ def hold_job(database: Database, job_id: int, *, actor: str, is_for_owner: bool,
     `is_for_owner`: the actor owns the job. An admin's hold on another's job takes the place of the owner's, and is not
     replaced by it. Holding again changes nothing.
     """
-    hold = Hold(by=actor, is_by_admin=not is_for_owner, why=reason)
     with database.write() as tx:
         job = tx.connection.execute(select(jobs).where(jobs.c.id == job_id).with_for_update()).one()
         if JobState(job.state).is_terminal:
             raise Conflict(f"job {job_id} has ended ({job.state})", fix="Nothing to do: it does not start again.")
         present = Hold.from_json(job.hold_reason)
+        since = tx.now if present is None else present.since
+        hold = Hold(by=actor, is_by_admin=not is_for_owner, why=reason, since=since)
         if present is not None and (present.is_by_admin or not hold.is_by_admin):
             return False
         tx.connection.execute(

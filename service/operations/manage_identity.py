@@ -92,7 +92,9 @@ def create_token(
 ) -> tuple[str, Row[Any]]:
     """A new token, shown this once, and its row."""
     if kind not in ("user", "enrolment"):
-        raise InvalidRequest(f"token kind {kind!r} is not user or enrolment")
+        raise InvalidRequest(
+            f"there is no token kind {kind!r}", fix="Use user, or enrolment for a token that enrols nodes."
+        )
     if expires_in_seconds is not None and not 0 < expires_in_seconds <= LONGEST_LIFE_SECONDS:
         raise InvalidRequest(
             f"expires_in_seconds is {expires_in_seconds}, but must be over 0 and at most {LONGEST_LIFE_SECONDS}",

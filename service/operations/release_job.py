@@ -1,4 +1,6 @@
-"""Release a held job: from now on it takes its turn. The time in which it was held does not count as waiting."""
+"""Release a held job: from now on it takes its turn. The time in which it was held does not count as waiting, what it
+had waited before does.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from service.db.session import Database
 from service.db.tables import jobs
 from service.db.transitions import add_event
 from service.db.world_changes import mark_changed
-from service.domain.hold import Hold
+from service.domain.hold import Hold, wait_after
 from service.errors import Forbidden
 
 
@@ -23,7 +25,11 @@ def release_job(database: Database, job_id: int, *, actor: str, is_admin: bool) 
         if hold.is_by_admin and not is_admin:
             why = f": {hold.why}" if hold.why else ""
             raise Forbidden(f"job {job_id} is held by admin {hold.by}{why}", fix=f"Ask {hold.by} or another admin.")
-        began = {"wait_began_at": tx.now} if job.state == JobState.WAITING else {}
+        began = {}
+        if job.state == JobState.WAITING:
+            began["wait_began_at"] = wait_after(
+                hold, wait_began_at=job.wait_began_at, start_after=job.start_after, now=tx.now
+            )
         tx.connection.execute(
             update(jobs).where(jobs.c.id == job_id).values(hold_reason=None, version=jobs.c.version + 1, **began)
         )

@@ -1,4 +1,8 @@
-"""Set what a team is guaranteed and the most that it may hold at once. Nothing running is touched by it."""
+"""Set what a team is guaranteed and the most that it may hold at once.
+
+Nothing is stopped here. What a team then holds beyond its quota is borrowed, and the scheduler asks it back when
+another team asks for its own.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from service.db.session import Write
 from service.db.tables import allocations, attempt_nodes, attempts, gpus, jobs, nodes
 from service.db.transitions import move_attempt, move_attempt_node, move_job
 from service.domain.decide_outcome import Cause, NodeEnding, decide_outcome
-from service.domain.outcomes import OUTCOME_RULES, RetryVerdict, retry_verdict
+from service.domain.outcomes import OUTCOME_RULES, RetryVerdict, fix_told, retry_verdict
 from service.domain.progress import Progress
 from service.domain.run_accounts import EndedRun, RunAccounts, account_run
 from service.domain.spec import JobSpec
@@ -88,6 +88,7 @@ def settle_attempt(tx: Write, attempt_id: int) -> None:
         has_checkpoint=attempt.checkpointed_at is not None,
     )
     told = {**describe_cause(cause, job.id, endings), "stop_reason": _stop_reason(attempt, endings)}
+    told["fix"] = fix_told(cause.outcome, told["fix"], is_retried=verdict.is_due)
     accounts = _accounts(tx, attempt, is_last=not verdict.is_due)
     move_attempt(
         tx,

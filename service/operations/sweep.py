@@ -102,7 +102,7 @@ class Sweeper(BackgroundThread):
             ).all()
             is_up = self.database.is_sqlite or is_api_present(connection, now, self.watch.largest_gap_seconds)
             overdue = connection.execute(select(nodes).where(nodes.c.cordon_until <= now)).all()
-            in_the_way = load_in_the_way(connection, now)
+            in_the_way = load_in_the_way(connection, now, self.settings)
         self._note_gap(now, monotonic_now, is_up)
         self._sweep_nodes(known, monotonic_now)
         for node in overdue:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from service.replay.limits import LIMIT_KINDS, Assumptions
-from service.replay.pool_size import default_nodes, least_nodes
+from service.replay.pool_size import KNOWN_GPUS_PER_NODE, PoolShape, default_nodes, least_nodes
 from service.replay.run_record import Surroundings
 from service.replay.study import ORACLE
 from service.replay.traces import Trace
@@ -25,6 +25,8 @@ MAX_NODES: Final = 100_000
 MAX_GPUS_PER_NODE: Final = 64
 _PERCENT: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%?\s*")
 _TIME: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|)\s*")
+RECORDED: Final = "recorded"
+"""As the source tells it of each job."""
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
@@ -44,11 +46,11 @@ class Words:
     is_history: bool = False
     policies: tuple[str, ...] = ()
     nodes: str | None = None
-    gpus_per_node: str = "8"
+    gpus_per_node: str | None = None
     limits: str | None = None
-    reports: str = "100%"
+    reports: str | None = None
     report_error: str = "20%"
-    preemptible: str = "100%"
+    preemptible: str | None = None
     preemption: str = "all"
     grace: str = "0"
     restore: str = "60"
@@ -63,7 +65,7 @@ class Terms:
 
     policies: tuple[str, ...]
     nodes: int | None
-    gpus_per_node: int
+    gpus_per_node: int | None
     assumptions: Assumptions
     preemption: str
     grace_seconds: int
@@ -82,11 +84,15 @@ def read_terms(words: Words) -> tuple[Terms, list[Fault]]:
     terms = Terms(
         policies=reading.policies(words.policies),
         nodes=None if words.nodes is None else reading.number("--nodes", words.nodes, 1, MAX_NODES),
-        gpus_per_node=reading.number("--gpus-per-node", words.gpus_per_node, 1, MAX_GPUS_PER_NODE),
+        gpus_per_node=(
+            None
+            if words.gpus_per_node is None
+            else reading.number("--gpus-per-node", words.gpus_per_node, 1, MAX_GPUS_PER_NODE)
+        ),
         assumptions=Assumptions(
             limits=reading.choice("--limits", _limits(words), LIMIT_KINDS),
-            preemptible_share=reading.share("--preemptible", words.preemptible, 100),
-            reporting_share=reading.share("--reports", words.reports, 100),
+            preemptible_share=reading.share_or_recorded("--preemptible", words.preemptible, words.is_history),
+            reporting_share=reading.share_or_recorded("--reports", words.reports, words.is_history),
             report_error=reading.share("--report-error", words.report_error, 99),
         ),
         preemption=reading.choice("--preemption", words.preemption, PREEMPTION_KINDS),
@@ -98,23 +104,30 @@ def read_terms(words: Words) -> tuple[Terms, list[Fault]]:
     return terms, reading.faults
 
 
-def surroundings_of(terms: Terms, trace: Trace) -> tuple[Surroundings, list[Fault]]:
-    """The pool to replay on. A fault when a job of the trace could never start there."""
-    nodes = default_nodes(trace, terms.gpus_per_node) if terms.nodes is None else terms.nodes
-    least = least_nodes(trace, terms.gpus_per_node)
+def surroundings_of(terms: Terms, trace: Trace, pool: PoolShape | None = None) -> tuple[Surroundings, list[Fault]]:
+    """The pool to replay on: as the options say, else as `pool` is, else of a size that suits the trace.
+
+    A fault when a job of the trace could never start there.
+    """
+    size = terms.gpus_per_node
+    if size is None:
+        size = KNOWN_GPUS_PER_NODE if pool is None else pool.gpus_per_node
+    nodes = terms.nodes
+    if nodes is None:
+        nodes = default_nodes(trace, size) if pool is None else pool.nodes_of(size)
+    least = least_nodes(trace, size)
     faults = []
     if nodes < least:
         largest = max(trace.jobs, key=lambda job: job.gpus)
         faults.append(
             Fault(
                 "--nodes",
-                f"job {largest.job_id} asks for {largest.gpus} GPUs, more than {nodes} x {terms.gpus_per_node}: "
-                f"give at least {least}",
+                f"job {largest.job_id} asks for {largest.gpus} GPUs, more than {nodes} x {size}: give at least {least}",
             )
         )
     surroundings = Surroundings(
         nodes=nodes,
-        gpus_per_node=terms.gpus_per_node,
+        gpus_per_node=size,
         grace_seconds=terms.grace_seconds,
         restore_seconds=terms.restore_seconds,
     )
@@ -125,7 +138,7 @@ def _limits(words: Words) -> str:
     """A server knows the limits of its own jobs; the public traces have none."""
     if words.limits is not None:
         return words.limits
-    return "recorded" if words.is_history else "human"
+    return RECORDED if words.is_history else "human"
 
 
 class _Reading:
@@ -150,6 +163,16 @@ class _Reading:
             return float(found[1]) / 100.0
         self.fault(option, f"{word!r} is no share from 0% to {most_percent}%; write it like 30%")
         return 0.0
+
+    def share_or_recorded(self, option: str, word: str | None, is_history: bool) -> float | None:
+        """None: as recorded, which is the default of a history and which no trace file can give."""
+        if word is None:
+            return None if is_history else 1.0
+        if word.strip() != RECORDED:
+            return self.share(option, word, 100)
+        if not is_history:
+            self.fault(option, f"{word!r} is for --history: a trace file does not tell it; write a share like 30%")
+        return None
 
     def seconds(self, option: str, word: str) -> int:
         found = _TIME.fullmatch(word)

@@ -21,7 +21,8 @@ from gangline.cli.table import Column, Row
 from gangline.client.errors import GanglineError
 from service.replay.arguments import Fault, Terms, Words, read_terms, surroundings_of
 from service.replay.files import read_trace
-from service.replay.history import ENDED_STATES, trace_of_history
+from service.replay.history import ENDED_STATES, pool_of_nodes, trace_of_history
+from service.replay.pool_size import PoolShape
 from service.replay.report import columns_of, forecast_lines, heading_of, notes_of, study_json
 from service.replay.simulate import SimulationFault
 from service.replay.study import Row as StudyRow
@@ -32,7 +33,7 @@ from service.replay.workers import run_study
 
 @gang_command()
 @click.argument("trace", required=False)
-@click.option("--history", "is_history", is_flag=True, help="Replay the jobs that ended on the server.")
+@click.option("--history", "is_history", is_flag=True, help="Replay the jobs that ended on the server, on its nodes.")
 @click.option(
     "--policy",
     "policies",
@@ -42,12 +43,19 @@ from service.replay.workers import run_study
     metavar="P[,P…]",
     help="Policies beside fifo+easy and the oracle srtf.",
 )
-@click.option("--nodes", metavar="N", help="Nodes of the pool; else as published, or for an offered load of 90 %.")
-@click.option("--gpus-per-node", default="8", show_default=True, metavar="N", help="GPUs of each node.")
+@click.option(
+    "--nodes",
+    metavar="N",
+    help="Nodes to replay on; else those of the server with --history, as published for a known trace, or for an "
+    "offered load of 90 %.",
+)
+@click.option("--gpus-per-node", metavar="N", help="GPUs of each node: 8; with --history what most nodes have.")
 @click.option("--limits", metavar="KIND", help="human (default), true, x5, or recorded (default with --history).")
-@click.option("--reports", default="100%", show_default=True, metavar="SHARE", help="Jobs that report progress.")
+@click.option("--reports", metavar="SHARE", help="Jobs that report progress: 100%; with --history those that did.")
 @click.option("--report-error", default="20%", show_default=True, metavar="SHARE", help="How far reports are off.")
-@click.option("--preemptible", default="100%", show_default=True, metavar="SHARE", help="Jobs that may be preempted.")
+@click.option(
+    "--preemptible", metavar="SHARE", help="Jobs that may be preempted: 100%; with --history those that said so."
+)
 @click.option("--preemption", default="all", show_default=True, metavar="KIND", help="all, reclaim_only or none.")
 @click.option("--grace", default="0", show_default=True, metavar="TIME", help="For which a preempted job runs on.")
 @click.option("--restore", default="60", show_default=True, metavar="TIME", help="Lost when a job starts again.")
@@ -63,15 +71,16 @@ def replay(session: Session, with_alone: bool, with_forecasts: bool, **words: An
     """Replay a trace, or this pool's history, through the scheduler, and compare policies.
 
     TRACE is a .csv or .csv.gz with the columns submit_s, duration_s and gpus, and maybe job_id, team and limit_s. The
-    scheduler is the one that runs the pool; nothing is submitted. fifo+easy is the yardstick, srtf (which knows all run
-    times) the bound.
+    scheduler is the one that runs the pool; nothing is submitted. With --history the pool is as its nodes are now, and
+    each job has the limit that it had, may be preempted if it said so, and reports if it did. fifo+easy is the
+    yardstick, srtf (which knows all run times) the bound.
     """
     terms, faults = read_terms(Words(**words))
-    trace = None
+    trace = pool = None
     if not any(fault.option == "TRACE" for fault in faults):
-        trace = _read(session, words["trace"], faults)
+        trace, pool = _read(session, words["trace"], terms, faults)
     if trace is not None:
-        surroundings, unfit = surroundings_of(terms, trace)
+        surroundings, unfit = surroundings_of(terms, trace, pool)
         faults += unfit
     if trace is None or faults:
         raise _refusal(faults)
@@ -85,22 +94,29 @@ def replay(session: Session, with_alone: bool, with_forecasts: bool, **words: An
         with_alone=with_alone,
         with_forecasts=with_forecasts,
     )
+    if pool is not None and not pool.is_even and terms.nodes is None:
+        told = f"{surroundings.nodes} x {surroundings.gpus_per_node}"
+        session.note(f"The nodes differ ({pool.text}): replayed on {told}.")
     _show(session, study, _run(session, study, terms))
 
 
-def _read(session: Session, path: str | None, faults: list[Fault]) -> Trace | None:
-    """The trace; None after a fault."""
+def _read(
+    session: Session, path: str | None, terms: Terms, faults: list[Fault]
+) -> tuple[Trace | None, PoolShape | None]:
+    """The trace, None after a fault; of a history also the pool, unless the options say all of it."""
     try:
         if path is not None:
-            return read_trace(Path(path))
+            return read_trace(Path(path)), None
         with session.busy("Reading the history"):
             found = [job.raw for state in ENDED_STATES for job in session.client.jobs(state=str(state))]
-        return trace_of_history(found)
+            is_told = terms.nodes is not None and terms.gpus_per_node is not None
+            pool = None if is_told else pool_of_nodes(node.raw for node in session.client.nodes())
+        return trace_of_history(found), pool
     except TraceFaults as error:
         if not faults:
             raise GanglineError(str(error), code="usage", fix=error.fix) from error
         faults += [Fault("TRACE", line) for line in str(error).splitlines()]
-        return None
+        return None, None
 
 
 def _refusal(faults: list[Fault]) -> GanglineError:

@@ -17,7 +17,7 @@ MENU: Final = (15 * MINUTE, HOUR, 4 * HOUR, 12 * HOUR, DAY, 2 * DAY, 4 * DAY, 7 
 """The limits that people choose from."""
 LIMIT_KINDS: Final = ("human", "true", "x5", "recorded")
 """`human`: too long by a factor of 1 to 10 and rounded up to the menu. `true`: the real time. `x5`: five times that.
-`recorded`: the limit in the source, never below the real time; human where there is none."""
+`recorded`: the limit in the source, never below the real time; a job without one there has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,10 @@ class Assumptions:
     """What is assumed of the users of a trace."""
 
     limits: str = "human"
-    preemptible_share: float = 1.0
-    reporting_share: float = 1.0
+    preemptible_share: float | None = 1.0
+    """None: those that the source says may be."""
+    reporting_share: float | None = 1.0
+    """None: those that the source says did."""
     report_error: float = 0.2
     """A report is off by a factor from 1 - this to 1 + this, drawn for each run of a job."""
 
@@ -41,25 +43,31 @@ def human_limit(seed: int, job: TraceJob) -> int:
     return max(chosen, job.duration)
 
 
-def limit_of(kind: str, seed: int, job: TraceJob) -> int:
-    """Seconds of the job's hard limit under one of LIMIT_KINDS."""
+def limit_of(kind: str, seed: int, job: TraceJob) -> int | None:
+    """Seconds of the job's hard limit under one of LIMIT_KINDS; None: it has none."""
     if kind == "true":
         return job.duration
     if kind == "x5":
         return 5 * job.duration
-    if kind == "recorded" and job.limit is not None:
-        return max(job.limit, job.duration)
+    if kind == "recorded":
+        return None if job.limit is None else max(job.limit, job.duration)
     return human_limit(seed, job)
 
 
-def is_preemptible(share: float, seed: int, row: int) -> bool:
-    """Whether a job may be preempted, where `share` (0 to 1) of all may."""
-    return _is_among(share, "preemptible", seed, row)
+def is_preemptible(share: float | None, seed: int, job: TraceJob) -> bool:
+    """Whether a job may be preempted, where `share` (0 to 1) of all may; None: as recorded."""
+    return _recorded(job.is_preemptible, job) if share is None else _is_among(share, "preemptible", seed, job.row)
 
 
-def will_report(share: float, seed: int, row: int) -> bool:
-    """Whether a job reports its progress, where `share` (0 to 1) of all do."""
-    return _is_among(share, "reports", seed, row)
+def will_report(share: float | None, seed: int, job: TraceJob) -> bool:
+    """Whether a job reports its progress, where `share` (0 to 1) of all do; None: as recorded."""
+    return _recorded(job.reports, job) if share is None else _is_among(share, "reports", seed, job.row)
+
+
+def _recorded(value: bool | None, job: TraceJob) -> bool:
+    if value is None:
+        raise ValueError(f"the source of job {job.job_id} does not tell it: only a history is replayed as recorded")
+    return value
 
 
 def _is_among(share: float, kind: str, seed: int, row: int) -> bool:

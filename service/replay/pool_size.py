@@ -6,6 +6,7 @@ Not for: what a job takes of them (`service.replay.gangs`).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 from service.replay.traces import Trace
@@ -23,6 +24,33 @@ KNOWN_NODES: Final = {
 }
 """Nodes of 8 GPUs for the public traces by which policies are compared, so that figures stay comparable."""
 KNOWN_GPUS_PER_NODE: Final = 8
+
+
+@dataclass(frozen=True)
+class PoolShape:
+    """The nodes of a pool by their GPUs."""
+
+    sizes: tuple[tuple[int, int], ...]
+    """(GPUs of a node, how many such nodes), the largest first; at least one."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of most of its nodes; of as many nodes of two sizes, the larger one."""
+        return max(self.sizes, key=lambda size: size[1])[0]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all nodes have as many GPUs."""
+        return len(self.sizes) == 1
+
+    def nodes_of(self, gpus_per_node: int) -> int:
+        """How many nodes of `gpus_per_node` GPUs have as many GPUs as the pool, rounded; at least one."""
+        return max(1, round(sum(gpus * count for gpus, count in self.sizes) / gpus_per_node))
+
+    @property
+    def text(self) -> str:
+        """`8 x 8 + 2 x 4 GPUs`."""
+        return " + ".join(f"{count} x {gpus}" for gpus, count in self.sizes) + " GPUs"
 
 
 def offered_gpus(trace: Trace) -> float:

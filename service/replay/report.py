@@ -6,7 +6,7 @@ Not for: the figures (`service.replay.metrics`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from service.replay.forecasts import ForecastFigures, forecast_figures
@@ -76,10 +76,43 @@ def heading_of(study: Study) -> str:
     seeds = f"seeds {study.seeds[0]} to {study.seeds[-1]}" if len(study.seeds) > 1 else f"seed {study.seeds[0]}"
     return (
         f"{trace.name}: {len(trace.jobs):,} jobs on {pool.nodes} x {pool.gpus_per_node} GPUs, {load:.0%} offered; "
-        f"{assumed.limits} limits, {assumed.reporting_share:.0%} report (±{assumed.report_error:.0%}), "
-        f"{assumed.preemptible_share:.0%} preemptible ({study.preemption}), grace {pool.grace_seconds} s, "
+        f"{_limits(study)}, {_share(*_reporting(study))} report (±{assumed.report_error:.0%}), "
+        f"{_share(*_preemptible(study))} preemptible ({study.preemption}), grace {pool.grace_seconds} s, "
         f"restore {pool.restore_seconds} s, {seeds}"
     )
+
+
+def _limits(study: Study) -> str:
+    """`human limits`; of recorded ones also how many jobs have none."""
+    kind = f"{study.assumptions.limits} limits"
+    without = jobs_without_limit(study)
+    return f"{kind} ({without:,} of {len(study.trace.jobs):,} jobs have none)" if without else kind
+
+
+def jobs_without_limit(study: Study) -> int:
+    """Jobs that are replayed without a time limit."""
+    return sum(job.limit is None for job in study.trace.jobs) if study.assumptions.limits == "recorded" else 0
+
+
+def _reporting(study: Study) -> tuple[float, bool]:
+    """The share of jobs that report, and whether that is as recorded."""
+    share = study.assumptions.reporting_share
+    return (_mean(job.reports for job in study.trace.jobs), True) if share is None else (share, False)
+
+
+def _preemptible(study: Study) -> tuple[float, bool]:
+    """The share of jobs that may be preempted, and whether that is as recorded."""
+    share = study.assumptions.preemptible_share
+    return (_mean(job.is_preemptible for job in study.trace.jobs), True) if share is None else (share, False)
+
+
+def _mean(flags: Iterable[bool | None]) -> float:
+    known = [bool(flag) for flag in flags]
+    return sum(known) / len(known)
+
+
+def _share(share: float, is_recorded: bool) -> str:
+    return f"{'recorded ' if is_recorded else ''}{share:.0%}"
 
 
 def notes_of() -> list[str]:
@@ -115,6 +148,8 @@ def _forecasts_of(row: Row) -> ForecastFigures | None:
 def study_json(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
     """The same for programs. Figures are means of the seeds, each seed's own stand in `by_seed`."""
     pool, assumed = study.surroundings, study.assumptions
+    reports, is_reports_recorded = _reporting(study)
+    preemptible, is_preemptible_recorded = _preemptible(study)
     return {
         "trace": study.trace.name,
         "jobs": len(study.trace.jobs),
@@ -122,9 +157,12 @@ def study_json(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
         "gpus_per_node": pool.gpus_per_node,
         "offered_load": offered_load(study.trace, pool.nodes, pool.gpus_per_node),
         "limits": assumed.limits,
-        "reports": assumed.reporting_share,
+        "jobs_without_limit": jobs_without_limit(study),
+        "reports": reports,
+        "reports_recorded": is_reports_recorded,
         "report_error": assumed.report_error,
-        "preemptible": assumed.preemptible_share,
+        "preemptible": preemptible,
+        "preemptible_recorded": is_preemptible_recorded,
         "preemption": study.preemption,
         "grace_seconds": pool.grace_seconds,
         "restore_seconds": pool.restore_seconds,

@@ -174,8 +174,8 @@ class _Simulation:
                 gpu_type=None,
                 memory_bytes_per_node=0,
                 limit_seconds=limit_of(self.assumptions.limits, self.seed, job),
-                is_preemptible=is_preemptible(self.assumptions.preemptible_share, self.seed, job.row),
-                will_report=will_report(self.assumptions.reporting_share, self.seed, job.row),
+                is_preemptible=is_preemptible(self.assumptions.preemptible_share, self.seed, job),
+                will_report=will_report(self.assumptions.reporting_share, self.seed, job),
             )
             self.waiting[place] = waiting
             self.record.waits(job.gpus)

@@ -31,6 +31,10 @@ class TraceJob:
     team: str = ""
     limit: int | None = None
     """Its recorded time limit in seconds; None where the source has none."""
+    is_preemptible: bool | None = None
+    """Whether it said that it resumes; None where the source does not tell."""
+    reports: bool | None = None
+    """Whether it reported its progress; None where the source does not tell."""
 
 
 @dataclass(frozen=True)

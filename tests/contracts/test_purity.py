@@ -23,7 +23,7 @@ SHELLS = {
         "load_nominations",
         "held_world",
         "experience",
-    )  # fmt: skip
+    )
 }
 CLOCKS = {"now", "utcnow", "today"}
 BUILTINS = {"open", "input", "print", "exec", "eval", "__import__"}

@@ -37,7 +37,11 @@ NUMBER = NumberOrNone()
 @click.option("--nodes", type=NUMBER, metavar="N", help="Whole nodes that it is guaranteed, or none.")
 @click.option("--cap", type=NUMBER, metavar="N", help="Most GPUs that it holds at once, borrowed ones too, or none.")
 def quota(session: Session, team: str, gpus: int | str | None, nodes: int | str | None, cap: int | str | None) -> None:
-    """Set what TEAM is guaranteed, and its cap; what is not given stays. Nothing that runs is stopped by it."""
+    """Set what TEAM is guaranteed, and its cap; what is not given stays as it is.
+
+    What a team's jobs hold beyond its quota is borrowed: when another team asks for its own, those that resume are
+    asked back and stop at a checkpoint, however short they have run. A cap only keeps further jobs from starting.
+    """
     given = {"quota_gpus": gpus, "quota_nodes": nodes, "cap_gpus": cap}
     changes = {name: _number(value) for name, value in given.items() if value is not None}
     if not changes:
@@ -57,7 +61,7 @@ def quota(session: Session, team: str, gpus: int | str | None, nodes: int | str 
 @click.argument("user")
 @click.option("--gpus", type=NUMBER, metavar="N", required=True, help="Most GPUs that the user's jobs hold, or none.")
 def cap(session: Session, user: str, gpus: int | str) -> None:
-    """Set the most GPUs that the jobs of USER hold at once. Nothing that runs is stopped by it."""
+    """Set the most GPUs that the jobs of USER hold at once. It only keeps further jobs from starting."""
     with session.busy("Setting"):
         answer = session.client.set_user_cap(user, _number(gpus))
     print_record(session, answer, f"User {user}: at most {_word(answer, 'cap_gpus', 'any number of')} GPUs at once.")

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import click
 
+from gangline.cli.each import Failures
 from gangline.cli.options import gang_command
 from gangline.cli.records import print_record, print_records
 from gangline.cli.session import Session
+from gangline.protocol.outcomes import ExitCode
 
 
 @gang_command(name="ls")
@@ -33,20 +35,34 @@ def create(session: Session, name: str) -> None:
 @gang_command(name="add")
 @click.argument("team")
 @click.argument("users", metavar="USER...", nargs=-1, required=True)
-def add(session: Session, team: str, users: tuple[str, ...]) -> None:
+def add(session: Session, team: str, users: tuple[str, ...]) -> ExitCode:
     """Put USERs into TEAM."""
+    client, failures = session.client, Failures()
+
+    def add_one(user: str) -> str:
+        client.add_member(team, user)
+        return user
+
     with session.busy("Adding"):
-        for user in users:
-            session.client.add_member(team, user)
-    print_record(session, {"team": team, "added": list(users)}, f"{', '.join(users)} now in team {team}.")
+        added = failures.each(users, add_one)
+    if added:
+        print_record(session, {"team": team, "added": added}, f"{', '.join(added)} now in team {team}.")
+    return failures.tell(session)
 
 
 @gang_command(name="remove")
 @click.argument("team")
 @click.argument("users", metavar="USER...", nargs=-1, required=True)
-def remove(session: Session, team: str, users: tuple[str, ...]) -> None:
+def remove(session: Session, team: str, users: tuple[str, ...]) -> ExitCode:
     """Take USERs out of TEAM."""
+    client, failures = session.client, Failures()
+
+    def remove_one(user: str) -> str:
+        client.remove_member(team, user)
+        return user
+
     with session.busy("Removing"):
-        for user in users:
-            session.client.remove_member(team, user)
-    print_record(session, {"team": team, "removed": list(users)}, f"{', '.join(users)} no longer in team {team}.")
+        removed = failures.each(users, remove_one)
+    if removed:
+        print_record(session, {"team": team, "removed": removed}, f"{', '.join(removed)} no longer in team {team}.")
+    return failures.tell(session)

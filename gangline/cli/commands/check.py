@@ -17,7 +17,8 @@ from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
 from gangline.cli.start_words import names, start_sentence, variant_line
 from gangline.cli.words import NOTHING, count, duration
-from gangline.client.models import BlockingJob, LimitAdvice, StartRange, StartVariant, build
+from gangline.client.models import build
+from gangline.client.queue_models import BlockingJob, LimitAdvice, StartRange, StartVariant
 
 MAX_SIZES_SHOWN = 16
 

@@ -10,7 +10,7 @@ import click
 from gangline.cli.options import DURATION, gang_command, job_argument
 from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
-from gangline.cli.words import duration
+from gangline.protocol.durations import exact_duration
 
 
 @gang_command()
@@ -26,4 +26,4 @@ def extend(session: Session, job: str, limit: float) -> None:
     if session.is_json:
         session.json(after.raw)
         return
-    session.out(clean_inline(f"{after.id} {after.name} may run for {duration(limit)} in all"))
+    session.out(clean_inline(f"{after.id} {after.name} may run for {exact_duration(limit)} in all"))

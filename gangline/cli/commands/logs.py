@@ -19,7 +19,8 @@ from gangline.cli.session import Session
 from gangline.cli.waiting import say_how_it_ended
 from gangline.cli.words import state_note
 from gangline.client.follow import AttemptStarted, FollowEnd, FollowItem, LogChunk, LogFollower, parse_position
-from gangline.client.models import Gap, Job
+from gangline.client.log_models import Gap
+from gangline.client.models import Job
 from gangline.protocol.outcomes import ExitCode
 
 _RANKS = re.compile(r"all|[0-9]+(,[0-9]+)*")

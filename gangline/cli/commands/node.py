@@ -6,7 +6,9 @@ Not for: bringing a machine in (the agent enrols itself with a token of `gang ad
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 
 import click
 
@@ -18,7 +20,8 @@ from gangline.cli.session import Session
 from gangline.cli.table import Column, Row
 from gangline.cli.times import instant
 from gangline.cli.words import NOTHING, count, size
-from gangline.client.models import Node, build
+from gangline.client.models import build
+from gangline.client.pool_models import Node
 
 COLUMNS = (
     Column(header="NODE", keep=True),
@@ -87,22 +90,45 @@ def cordon(session: Session, name: str, reason: str, until: str | None) -> None:
 @click.argument("name", metavar="NODE")
 @_reason
 @_until
-@click.option("--now", "is_now", is_flag=True, help="Stop the jobs that do not resume too; they start anew.")
+@click.option(
+    "--now", "is_now", is_flag=True, help="Stop those that would run on, too; what does not resume starts anew."
+)
 def drain(session: Session, name: str, reason: str, until: str | None, is_now: bool) -> None:
-    """Give NODE no new work; jobs that resume stop at a checkpoint and go on elsewhere, the others run to their end."""
+    """Give NODE no new work; jobs that resume stop at a checkpoint and go on elsewhere, the others run to their end.
+
+    A job goes on elsewhere only if other nodes that take work can read its checkpoints: they must lie in a folder that
+    the nodes share. Without one they lie on the job's own nodes alone, so that it runs on too, unless --now is given.
+    """
     end = instant(until, session.now(), hint="--until", is_ahead=True)
     with session.busy("Draining"):
         answer = session.client.drain(name, reason=reason, until=end, now=is_now)
     found = build(Node, answer)
-    stopped, going_on = answer.get("stopped", []), answer.get("going_on", [])
-    sentences = [f"{name} takes no new work: {cordon_note(found, session.now())}."]
-    if stopped:
-        sentences.append(f"{count(len(stopped), 'job')} stopped to start elsewhere: {_ids(stopped)}.")
-    if going_on:
-        verb = "runs" if len(going_on) == 1 else "run"
-        sentences.append(f"{count(len(going_on), 'job')} {verb} on to the end: {_ids(going_on)} (--now stops them).")
+    sentences = [f"{name} takes no new work: {cordon_note(found, session.now())}.", *_drained(name, answer)]
     print_record(session, answer, " ".join(sentences))
     _say_how_to_resume(session, found)
+
+
+def _drained(name: str, answer: dict[str, Any]) -> Iterator[str]:
+    """What a drain means for the jobs on the node, those together that stop or run on for the same reason."""
+    why = {one["job_id"]: one["why"] for one in answer.get("cannot_move", [])}
+    groups: dict[tuple[str, str | None], list[int]] = {}
+    for kind in ("stopped", "going_on"):
+        for job_id in answer.get(kind, []):
+            groups.setdefault((kind, why.get(job_id)), []).append(job_id)
+    for (kind, bound), ids in groups.items():
+        jobs, is_one = count(len(ids), "job"), len(ids) == 1
+        if kind == "stopped" and bound is None:
+            yield f"{jobs} stopped to start elsewhere: {_ids(ids)}."
+        elif kind == "stopped":
+            yield f"{jobs} stopped and can go on only once {name} is back ({bound}): {_ids(ids)}."
+        elif bound is None:
+            yield f"{jobs} {'runs' if is_one else 'run'} on to the end: {_ids(ids)} (--now stops them)."
+        else:
+            it = "it" if is_one else "them"
+            yield (
+                f"{jobs} {'runs' if is_one else 'run'} on ({bound}): {_ids(ids)}; "
+                f"--now stops {it} until {name} is back."
+            )
 
 
 def _ids(jobs: list[int]) -> str:

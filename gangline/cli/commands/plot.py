@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 import click
 
+from gangline.cli.each import Failures
 from gangline.cli.options import gang_command
-from gangline.cli.plot import Cell, Curve, Drawing, compact_number, draw
+from gangline.cli.plot import Cell, Curve, Drawing, draw
 from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
 from gangline.cli.text_width import cut
-from gangline.cli.words import duration
+from gangline.cli.words import compact_number, duration
 from gangline.client.errors import NotFound
-from gangline.client.models import Job, Metrics, Series
+from gangline.client.log_models import Metrics, Series
+from gangline.client.models import Job
+from gangline.protocol.outcomes import ExitCode
 
 USUAL_KEYS = ("loss", "val_loss")
 CURVE_COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_cyan", "bright_yellow")
@@ -42,17 +45,34 @@ class NamedCurve:
 @click.option("--keys", metavar="NAMES", help="Metrics, with commas. Default: loss and val_loss, else the first.")
 @click.option("--log/--linear", "log", default=None, help="Axis of values; by default what fits them.")
 @click.option("--height", type=click.IntRange(2, 60), default=12, show_default=True, help="Lines of the drawing.")
-def plot(session: Session, jobs: tuple[str, ...], keys: str | None, log: bool | None, height: int) -> None:
+def plot(session: Session, jobs: tuple[str, ...], keys: str | None, log: bool | None, height: int) -> ExitCode:
     """Draw curves of one or more JOBs."""
     columns = session.width or PIPED_COLUMNS
     wanted = tuple(word.strip() for word in keys.split(",") if word.strip()) if keys else ()
+    client, failures = session.client, Failures()
+
+    def curves_of(word: str) -> tuple[Job, Metrics]:
+        job = client.job(word)
+        return job, client.metrics(job, *wanted, points=max(2, min(2000, columns * 2)))
+
     with session.busy("Fetching curves"):
-        found = [session.client.job(word) for word in jobs]
-        metrics = [session.client.metrics(job, *wanted, points=max(2, min(2000, columns * 2))) for job in found]
+        pairs = failures.each(jobs, curves_of)
     if session.is_json:
-        answers = [{"id": job.id, **item.raw} for job, item in zip(found, metrics, strict=True)]
-        session.json(answers[0] if len(answers) == 1 else {"items": answers})
-        return
+        failures.print_json(session, [{"id": job.id, **item.raw} for job, item in pairs])
+    elif pairs:
+        _print_curves(session, [job for job, _ in pairs], [item for _, item in pairs], wanted, columns, height, log)
+    return failures.tell(session)
+
+
+def _print_curves(
+    session: Session,
+    found: list[Job],
+    metrics: list[Metrics],
+    wanted: tuple[str, ...],
+    columns: int,
+    height: int,
+    log: bool | None,
+) -> None:
     curves = _named_curves(found, metrics, wanted)
     if not curves:
         known = sorted({name for item in metrics for name in item.keys})

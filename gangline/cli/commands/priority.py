@@ -24,11 +24,9 @@ def priority(session: Session, job: str, value: str) -> None:
 
     It counts from the job's next turn on; the job file that was submitted stays as it was.
     """
-    # A number below zero comes with `~`, as `-1` does where it means one's last job (`GangCommand`).
-    word = value.replace("~", "-", 1)
     with session.busy("Asking"):
-        after = session.client.set_priority(job, int(word) if _NUMBER.fullmatch(word) else word)
+        after = session.client.set_priority(job, int(value) if _NUMBER.fullmatch(value) else value)
     if session.is_json:
         session.json(after.raw)
         return
-    session.out(clean_inline(f"{after.id} {after.name} has priority {word}"))
+    session.out(clean_inline(f"{after.id} {after.name} has priority {value}"))

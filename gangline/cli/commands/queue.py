@@ -12,7 +12,7 @@ from gangline.cli.session import Session
 from gangline.cli.start_words import start_cell
 from gangline.cli.table import Column, Row
 from gangline.cli.words import NOTHING, count, duration, gpu_range
-from gangline.client.models import QueuedJob
+from gangline.client.queue_models import QueuedJob
 
 COLUMNS = (
     Column(header="#", right=True, keep=True),

@@ -8,11 +8,13 @@ from __future__ import annotations
 import click
 
 from gangline.cli.consent import ask
+from gangline.cli.each import Failures
 from gangline.cli.options import gang_command
 from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
 from gangline.cli.words import condition
 from gangline.client.models import Job
+from gangline.protocol.outcomes import ExitCode
 
 
 @gang_command()
@@ -20,26 +22,24 @@ from gangline.client.models import Job
 @click.option("--reason", default="", metavar="TEXT", help="Shown to whoever looks at the job.")
 @click.option("--from-start", is_flag=True, help="Give up its checkpoints: begin anew, on any node.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before stopping more than one job.")
-def requeue(session: Session, jobs: tuple[str, ...], reason: str, from_start: bool, yes: bool) -> None:
+def requeue(session: Session, jobs: tuple[str, ...], reason: str, from_start: bool, yes: bool) -> ExitCode:
     """Stop JOBs at a checkpoint; they start again from there when their turn comes, at no charge.
 
     A job that waits for the place of its checkpoints is freed with --from-start.
     """
-    client = session.client
+    client, failures = session.client, Failures()
     with session.busy("Asking"):
-        found = list({job.id: job for job in (client.job(word) for word in jobs)}.values())
+        found = list({job.id: job for job in failures.each(jobs, client.job)}.values())
     if len(found) > 1 and not yes:
         ask(session, found, "requeue")
-    after: list[Job] = []
     with session.busy("Requeueing"):
-        for job in found:
-            after.append(client.requeue(job.id, reason=reason, from_start=from_start))
+        after = failures.each(found, lambda job: client.requeue(job.id, reason=reason, from_start=from_start))
     if session.is_json:
-        answers = [job.raw for job in after]
-        session.json(answers[0] if len(answers) == 1 else {"items": answers})
-        return
+        failures.print_json(session, [job.raw for job in after])
+        return failures.tell(session)
     for job in after:
         session.out(f"{job.id} {clean_inline(job.name)} {_where_from(job, from_start=from_start)}")
+    return failures.tell(session)
 
 
 def _where_from(job: Job, *, from_start: bool) -> str:

@@ -13,8 +13,8 @@ from gangline.cli.options import gang_command, job_argument
 from gangline.cli.sanitise import clean, clean_inline
 from gangline.cli.session import Session
 from gangline.cli.text_width import pad
-from gangline.cli.words import NOTHING, bar, count, duration, gpus, local_time, metric_value
-from gangline.client.models import Cause, Job, JobEvent, RankEnd
+from gangline.cli.words import NOTHING, bar, count, duration, gpus, local_time, metric_value, priority
+from gangline.client.models import Cause, EndedAttempt, Job, JobEvent, RankEnd
 
 LABEL_WIDTH = 11
 MAX_METRICS_SHOWN = 8
@@ -66,7 +66,7 @@ def _facts(job: Job, now: datetime) -> Lines:
     if job.tags:
         lines.append(("tags", ", ".join(f"{name}={value}" for name, value in job.tags.items())))
     if job.priority:
-        lines.append(("priority", str(job.priority)))
+        lines.append(("priority", priority(job.priority)))
     if job.held is not None:
         why = f": {job.held.why}" if job.held.why else ""
         lines.append(("held", f"by {'admin ' if job.held.is_by_admin else ''}{job.held.by}{why}"))
@@ -79,18 +79,54 @@ def _facts(job: Job, now: datetime) -> Lines:
 
 
 def _times(job: Job, now: datetime) -> str:
+    """When it was submitted, ran and ended; how long it waited before the first attempt and before the present one."""
+    last = job.last_attempt
     parts = [f"submitted {local_time(job.submitted_at, now)}"]
     if job.started_at is not None:
-        waited = (
-            f" (waited {duration((job.started_at - job.submitted_at).total_seconds())})" if job.submitted_at else ""
-        )
-        parts.append(f"started {local_time(job.started_at, now)}{waited}")
+        first = "first started" if last is not None and last.number + (job.attempt is not None) > 1 else "started"
+        parts.append(f"{first} {local_time(job.started_at, now)}{_waited(job.submitted_at, job.started_at)}")
     if job.ended_at is not None:
-        ran = f" (ran {duration((job.ended_at - job.started_at).total_seconds())})" if job.started_at else ""
-        parts.append(f"ended {local_time(job.ended_at, now)}{ran}")
-    elif job.started_at is not None:
-        parts.append(f"running for {duration((now - job.started_at).total_seconds())}")
+        parts.append(f"ended {local_time(job.ended_at, now)}{_ran(job)}")
+    elif job.state == "waiting":
+        parts += [] if last is None else [f"ran before: {_ended_attempt(last, now)}"]
+    else:
+        parts += _going(job, now)
     return ", ".join(parts)
+
+
+def _going(job: Job, now: datetime) -> list[str]:
+    """Since when the present attempt runs; nothing while its ranks do not run yet."""
+    attempt, last = job.attempt, job.last_attempt
+    if attempt is None or attempt.started_at is None:
+        return []
+    running = f"running for {_length(attempt.started_at, now)}"
+    if attempt.number == 1:
+        return [running]
+    waited = "" if last is None else _waited(last.ended_at, attempt.started_at)
+    return [f"attempt {attempt.number} started {local_time(attempt.started_at, now)}{waited}", running]
+
+
+def _ran(job: Job) -> str:
+    """How long the attempt ran with which a job ended; of one that was cancelled while it waited, the one before."""
+    last = job.last_attempt
+    if last is None or last.started_at is None:
+        return ""
+    which = "" if last.number == 1 else f"attempt {last.number} "
+    return f" ({which}ran {_length(last.started_at, last.ended_at)})"
+
+
+def _ended_attempt(last: EndedAttempt, now: datetime) -> str:
+    """`attempt 1, 4m36s, until 18:45:21`."""
+    ran = "not started" if last.started_at is None else _length(last.started_at, last.ended_at)
+    return f"attempt {last.number}, {ran}, until {local_time(last.ended_at, now)}"
+
+
+def _waited(since: datetime | None, until: datetime) -> str:
+    return "" if since is None else f" (waited {_length(since, until)})"
+
+
+def _length(start: datetime, end: datetime | None) -> str:
+    return NOTHING if end is None else duration((end - start).total_seconds())
 
 
 def _progress(job: Job) -> str:
@@ -113,13 +149,13 @@ def _progress(job: Job) -> str:
 
 
 def _ending(job: Job) -> Lines:
+    """Why it ended; of a job that goes on, why the attempt before ended, told as what it is."""
     cause = job.cause
     if cause is None or job.state == "succeeded":
         return []
-    lines: Lines = [("cause", cause.sentence or cause.outcome)]
-    details = _cause_details(cause)
-    if details:
-        lines.append(("", details))
+    if not job.is_terminal:
+        return _last_attempt(job, cause)
+    lines: Lines = [("cause", cause.sentence or cause.outcome), *_detail_lines(cause)]
     if cause.fix:
         lines.append(("fix", cause.fix))
     for index, rank in enumerate(cause.ranks):
@@ -127,6 +163,22 @@ def _ending(job: Job) -> Lines:
     if cause.error is not None and cause.error.traceback:
         lines.append(("traceback", cause.error.traceback.rstrip()))
     return lines
+
+
+def _last_attempt(job: Job, cause: Cause) -> Lines:
+    """Without a fix, since the job goes on, and without the ranks that were asked to stop, since all were."""
+    number = "" if job.last_attempt is None else f" ({job.last_attempt.number})"
+    ranks = [rank for rank in cause.ranks if not rank.stopped_by_us]
+    return [
+        ("before", f"last attempt{number}: {cause.sentence or cause.outcome}"),
+        *_detail_lines(cause),
+        *(("", f"rank {_rank_end(rank)}") for rank in ranks),
+    ]
+
+
+def _detail_lines(cause: Cause) -> Lines:
+    details = _cause_details(cause)
+    return [("", details)] if details else []
 
 
 def _cause_details(cause: Cause) -> str:

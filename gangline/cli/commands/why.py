@@ -12,13 +12,14 @@ from gangline.cli.sanitise import clean_inline
 from gangline.cli.session import Session
 from gangline.cli.start_words import blocking, quota_lines, start_sentence, variant_line
 from gangline.cli.words import condition, count, local_time
-from gangline.client.models import Ahead, Job, Why
+from gangline.client.models import Job
+from gangline.client.queue_models import Why
 
 
 @gang_command()
 @job_argument
 def why(session: Session, job: str) -> None:
-    """Say why JOB waits (or ended), what is ahead of it, and what would help."""
+    """Say why JOB waits (or ended), who is ahead of it or holds GPUs, and what would help."""
     with session.busy("Asking"):
         client = session.client
         answer = client.why(job, variants=True)
@@ -38,9 +39,9 @@ def lines(why: Why, job: Job, now: datetime) -> list[str]:
     verb = "waits" if why.state == "waiting" else f"is {why.state}"
     result = [f"{head} {verb}.", f"  {why.reason.text}"]
     if why.state == "waiting":
-        if not why.can_ever_start:
+        if why.can_ever_start is False:
             result.append("  It can never start as it is.")
-        result += [f"  {line}" for line in _ahead(why.ahead)]
+        result += [f"  {line}" for line in _others(why)]
         if why.start is not None:
             result.append(f"  {start_sentence(why.start, now)}")
         elif why.estimated_start is not None:
@@ -55,16 +56,18 @@ def lines(why: Why, job: Job, now: datetime) -> list[str]:
     return result
 
 
-def _ahead(ahead: Ahead) -> list[str]:
-    """Who waits in front, and who holds what it needs."""
-    waiting = [job for job in ahead.jobs if job.state == "waiting"]
-    holding = [job for job in ahead.jobs if job.state != "waiting"]
-    names = [blocking(job) for job in waiting]
-    if ahead.count > len(waiting):
-        names.append(f"{ahead.count - len(waiting)} more")
-    lines = [f"Ahead of it: {count(ahead.count, 'job')}: {', '.join(names)}." if names else "Ahead of it: nothing."]
-    if holding:
-        lines.append(f"Holding GPUs: {', '.join(blocking(job) for job in holding)}.")
+def _others(why: Why) -> list[str]:
+    """Who is ahead in the queue, and who holds what it needs. A job without a place in the queue has nobody ahead."""
+    names = [blocking(job) for job in why.ahead.jobs]
+    if why.ahead.count > len(names):
+        names.append(f"{why.ahead.count - len(names)} more")
+    lines = []
+    if names:
+        lines.append(f"Ahead of it: {count(why.ahead.count, 'job')}: {', '.join(names)}.")
+    elif why.position is not None:
+        lines.append("Ahead of it: nothing.")
+    if why.holders:
+        lines.append(f"Holding GPUs: {', '.join(blocking(job) for job in why.holders)}.")
     return lines
 
 
@@ -73,7 +76,7 @@ def _ended_or_going(job: Job) -> str:
 
 
 def _cause(job: Job) -> list[str]:
-    if job.cause is None or job.state == "succeeded":
+    if job.cause is None or not job.is_terminal or job.state == "succeeded":
         return []
     fix = [f"  fix: {job.cause.fix}"] if job.cause.fix else []
     return [f"  {job.cause.sentence or job.cause.outcome}", *fix]

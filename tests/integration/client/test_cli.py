@@ -332,12 +332,10 @@ def test_a_job_with_a_range_of_gpus_shows_what_it_asks_for_and_what_it_has(
 
 def test_why_tells_what_a_job_ahead_has_or_asks_for(server: FakeServer, tmp_path: Path) -> None:
     server.add(a_job(12, state="waiting", reason={"code": "behind", "text": "It needs 2 to 8 GPUs.", "fix": ""}))
-    ahead = [
-        {"id": 7, "name": "a", "owner": "jun", "state": "waiting", "gpus": 8, "min_gpus": 2},
-        {"id": 8, "name": "b", "owner": "jun", "state": "running", "gpus": 4, "min_gpus": None},
-    ]
+    ahead = [{"id": 7, "name": "a", "owner": "jun", "state": "waiting", "gpus": 8, "min_gpus": 2}]
+    holders = [{"id": 8, "name": "b", "owner": "jun", "state": "running", "gpus": 4, "min_gpus": None}]
     body = {"id": 12, "state": "waiting", "reason": {"code": "behind", "text": "It needs 2 to 8 GPUs.", "fix": ""},
-            "ahead": {"count": 1, "jobs": ahead}, "can_ever_start": True, "estimated_start": None}  # fmt: skip
+            "ahead": {"count": 1, "jobs": ahead}, "holders": holders, "can_ever_start": True}  # fmt: skip
     server.overrides["GET /jobs/12/why"] = lambda request: Answer(body=body)
 
     out = gang(server, tmp_path, "why", "12").out
@@ -494,6 +492,7 @@ def make_everything_hostile(server: FakeServer) -> None:
             "state": "waiting",
             "reason": {"code": text, "text": text, "fix": text},
             "ahead": {"count": 1, "jobs": [{"id": 3, "name": text, "owner": text, "state": text, "gpus": 1}]},
+            "holders": [{"id": 4, "name": text, "owner": text, "state": text, "gpus": 1}],
         },
         "GET /jobs/12/events": {"items": [{"id": 1, "kind": text, "actor": text, "text": text, "node": text}]},
         "GET /jobs/12/metrics": {"attempt": 1, "keys": {text: {"step": [1, 2], "last": [1.0, "NaN"]}}},

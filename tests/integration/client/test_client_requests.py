@@ -285,7 +285,7 @@ def test_wait_ends_by_its_own_timeout_and_says_that_the_job_goes_on(server: Fake
 def test_wait_outlasts_a_server_that_goes_away_for_a_while(
     server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gangline.client.client.PAUSES_SECONDS", (0.0,))
+    monkeypatch.setattr("gangline.client.follow.PAUSES_SECONDS", (0.0,))
     troubles: list[str] = []
     client.on_trouble = troubles.append
     server.add(a_job(12))

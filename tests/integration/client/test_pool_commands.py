@@ -94,6 +94,41 @@ def test_a_drain_says_what_stops_what_runs_on_and_how_to_undo_it(server: FakeSer
     assert "gang node resume gpu-01" in result.err
 
 
+@pytest.mark.parametrize(
+    ("words", "stopped", "going_on", "told"),
+    [
+        (
+            (),
+            [12],
+            [33, 35, 14],
+            "1 job stopped to start elsewhere: 12. "
+            "2 jobs run on (checkpoints lie on gpu-01 alone): 33 35; --now stops them until gpu-01 is back. "
+            "1 job runs on to the end: 14 (--now stops them).",
+        ),
+        (
+            ("--now",),
+            [33, 35],
+            [],
+            "2 jobs stopped and can go on only once gpu-01 is back (checkpoints lie on gpu-01 alone): 33 35.",
+        ),
+    ],
+)
+def test_a_drain_names_the_jobs_that_can_go_on_nowhere_else_and_why(
+    server: FakeServer, tmp_path: Path, words: tuple[str, ...], stopped: list[int], going_on: list[int], told: str
+) -> None:
+    bound = [{"job_id": job_id, "why": "checkpoints lie on gpu-01 alone"} for job_id in (33, 35)]
+    node = a_node(cordoned="new fan", draining=True)
+    says(
+        server,
+        "POST /nodes/gpu-01/drain",
+        {**node, "stopped": stopped, "going_on": going_on, "cannot_move": bound},
+    )
+
+    result = gang(server, tmp_path, "node", "drain", "gpu-01", "--reason", "new fan", *words)
+
+    assert result.out == f"gpu-01 takes no new work: draining: new fan. {told}\n"
+
+
 @pytest.mark.parametrize(("typed", "hours_ahead"), [("2h", 2), ("1d12h", 36), ("a local time", 5)])
 def test_the_end_of_a_cordon_is_sent_with_its_zone(
     server: FakeServer, tmp_path: Path, typed: str, hours_ahead: int

@@ -82,6 +82,35 @@ def test_a_quota_that_says_nothing_or_no_number_is_exit_2(
     assert (result.code, server.requests) == (2, [])
 
 
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (("admin", "quota", "red", "--gpus", "-1"), "-1"),
+        (("admin", "quota", "red", "--gpus", "-3"), "-3"),
+        (("admin", "cap", "ann", "--gpus", "~1"), "~1"),
+        (("extend", "6", "--", "-5"), "-5"),
+        (("extend", "6", "-5"), "-5"),
+        (("wait", "6", "--timeout", "-2"), "-2"),
+        (("release", "-1000"), "-1"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_word_that_was_typed(
+    server: FakeServer, tmp_path: Path, words: tuple[str, ...], typed: str
+) -> None:
+    result = gang(server, tmp_path, *words)
+
+    assert result.code == 2
+    assert f"'{typed}'" in result.err or f" {typed}" in result.err
+    assert "\0" not in result.err
+    assert ("~" in result.err) is ("~" in typed)
+
+
+def test_a_word_below_zero_is_sent_as_it_was_typed(server: FakeServer, tmp_path: Path) -> None:
+    answering(server, "POST /jobs/12/hold", a_job(12, state="waiting", held=HELD))
+    gang(server, tmp_path, "hold", "12", "--reason", "-5")
+    assert sent(server, "POST /jobs/12/hold") == {"reason": "-5"}
+
+
 def test_caps_and_the_top_priority_of_users(server: FakeServer, tmp_path: Path) -> None:
     answering(server, "POST /users/ann/cap", {"name": "ann", "cap_gpus": 3})
     answering(server, "PUT /users/ann/top-priority", {"name": "ann", "top_priority": True, "jobs_at_top": 0})

@@ -127,7 +127,7 @@ def test_a_job_starts_on_all_that_is_free_and_resumes_on_less_under_a_plan_for_t
     job = api.job(job_id)
     assert job["size"] == {"nodes": 1, "gpus_per_node": 2, "gpus": 2, "processes_per_node": 2}
     assert job["resources"]["gpus"] == 4, "what it asks for stays"
-    held = {one["id"]: one["gpus"] for one in api.get(f"/jobs/{api.submit()}/why")["ahead"]["jobs"] if one["id"]}
+    held = {one["id"]: one["gpus"] for one in api.get(f"/jobs/{api.submit()}/why")["holders"] if one["id"]}
     assert (held[job_id], held[other]) == (2, 2)
 
 

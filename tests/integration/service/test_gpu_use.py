@@ -72,6 +72,22 @@ def test_the_latest_use_of_each_gpu_is_shown_with_its_node(api: Api) -> None:
     assert api.get("/nodes")["items"][0]["gpus"][0]["utilisation"] is None, "nobody knows any more"
 
 
+def test_a_gpu_that_was_idle_before_a_job_had_it_is_idle_since_the_job_runs(api: Api) -> None:
+    node = api.node(slots=2)
+    make_idle(api, node)
+    before = api.get("/nodes")["items"][0]["gpus"][0]["idle_since"]
+    job_id = api.submit(resources={"gpus": 1})
+    assert api.place() == 1
+    (free,) = [gpu for gpu in api.get("/nodes")["items"][0]["gpus"] if not gpu["held"]]
+    (held,) = [gpu for gpu in api.get("/nodes")["items"][0]["gpus"] if gpu["held"]]
+    assert (free["idle_since"], held["idle_since"]) == (before, None), "its ranks do not run yet"
+
+    node.claim(api.attempt_id(job_id)).started()
+
+    (held,) = [gpu for gpu in api.get("/nodes")["items"][0]["gpus"] if gpu["held"]]
+    assert held["idle_since"] == api.job(job_id)["attempt"]["started_at"]
+
+
 def test_work_is_added_to_the_attempt_that_holds_the_gpu_by_the_time_since_the_last_sample(api: Api) -> None:
     node = api.node(slots=3)
     job_id = api.submit(**TWO)

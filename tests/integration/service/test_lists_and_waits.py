@@ -186,7 +186,42 @@ def test_why_counts_what_is_ahead(api: Api) -> None:
     why = api.get(f"/jobs/{third}/why")
 
     assert (why["state"], why["can_ever_start"], why["ahead"]["count"]) == ("waiting", True, 1)
-    assert [(job["id"], job["state"]) for job in why["ahead"]["jobs"]] == [(first, "waiting"), (second, "starting")]
+    assert [(job["id"], job["state"]) for job in why["ahead"]["jobs"]] == [(first, "waiting")]
+    assert [(job["id"], job["state"]) for job in why["holders"]] == [(second, "starting")]
+
+
+def test_of_a_job_that_runs_there_is_no_queue_and_no_question_whether_it_starts(api: Api) -> None:
+    job_id = api.submit()
+    api.start(job_id, api.node(slots=1))
+
+    why = api.get(f"/jobs/{job_id}/why")
+
+    assert (why["state"], why["reason"], why["can_ever_start"]) == ("running", None, None)
+    assert (why["ahead"], why["holders"]) == ({"count": 0, "jobs": []}, [])
+
+
+@pytest.mark.parametrize(
+    ("spec", "code", "names_holders"),
+    [
+        ({}, "needs_gpus", True),
+        ({"hold": True}, "held", False),
+        ({"after": ["holder"]}, "dependency", False),
+        ({"start_after": "2099-01-01T00:00:00Z"}, "not_yet", False),
+    ],
+)
+def test_who_holds_gpus_is_told_only_where_the_job_waits_for_gpus(
+    api: Api, spec: dict[str, Any], code: str, names_holders: bool
+) -> None:
+    api.node(slots=1)
+    holder = api.submit()
+    api.place()
+    job_id = api.submit(**({"after": [holder]} if "after" in spec else spec))
+    api.place()
+
+    why = api.get(f"/jobs/{job_id}/why")
+
+    assert (why["reason"]["code"], [job["id"] for job in why["holders"]]) == (code, [holder] if names_holders else [])
+    assert why["can_ever_start"] is True
 
 
 def test_the_directive_waits_for_a_newer_version(api: Api) -> None:
@@ -211,3 +246,27 @@ def test_tags_are_for_the_team_and_no_filter_tells_them_to_others(api: Api) -> N
     assert api.request("GET", f"/jobs/{job_id}", who="bob").json()["tags"] == {}
     assert [job["id"] for job in api.request("GET", "/jobs?tag=project").json()["items"]] == [job_id]
     assert api.request("GET", "/jobs?tag=project", who="bob").json()["items"] == []
+
+
+def test_a_job_tells_when_its_attempt_began_to_run_and_how_the_one_before_ended(api: Api) -> None:
+    node = api.node(slots=1)
+    job_id = api.train(resources={"gpus": 1})
+    assert (api.job(job_id)["attempt"], api.job(job_id)["last_attempt"]) == (None, None)
+    (part,) = api.start(job_id, node)
+    first = api.job(job_id)
+    assert first["attempt"]["started_at"] == first["started_at"]
+
+    assert api.requeue(job_id).status_code == 202
+    assert part.ended(75, stopped_by_us=True, result="preempted").status_code == 200
+
+    waiting = api.job(job_id)
+    last = waiting["last_attempt"]
+    assert (waiting["state"], waiting["attempt"]) == ("waiting", None)
+    assert (last["number"], last["outcome"], last["started_at"]) == (1, "preempted", first["started_at"])
+    assert last["ended_at"] > last["started_at"]
+
+    assert api.place() == 1
+    starting = api.job(job_id)
+    assert (starting["attempt"]["number"], starting["attempt"]["started_at"]) == (2, None)
+    assert starting["last_attempt"] == last
+    assert {job["id"]: job["last_attempt"] for job in api.get("/jobs")["items"]}[job_id] == last

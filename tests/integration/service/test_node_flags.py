@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from service.db.tables import events, jobs, nodes, world_changes
 from service.operations.cordon_node import end_overdue_cordon
-from tests.integration.service.api_server import Api, Supervisor
+from tests.integration.service.api_server import Api, FakeNode, Supervisor
 
 SAY: dict[str, dict[str, Any]] = {
     "cordon": {"reason": "new driver"},
@@ -155,16 +155,26 @@ def saved(part: Supervisor) -> Supervisor:
     return part
 
 
+def sharing(api: Api, name: str = "node-1", slots: int = 2, folder: str = "nfs") -> FakeNode:
+    """A node that sees a shared folder."""
+    node = api.node(name, slots=slots)
+    node.inventory["shared_folder_id"] = folder
+    node.beat()
+    return node
+
+
 def test_a_drain_stops_what_resumes_and_what_has_not_begun_and_lets_the_others_run_on(api: Api) -> None:
-    node = api.node(slots=3)
-    resuming, going_on = resumable(api, api.submit(**ONE_OF_EACH)), resumable(api, api.submit(**ONE_OF_EACH), False)
+    node = sharing(api, slots=3)
+    resuming, going_on = api.train(**ONE_OF_EACH), resumable(api, api.submit(**ONE_OF_EACH), False)
     parts = {job_id: saved(api.start(job_id, node)[0]) for job_id in (resuming, going_on)}
     unclaimed = resumable(api, api.submit(**ONE_OF_EACH), False)
     api.place()
+    sharing(api, "node-2")
 
     told = said(api, "drain")
 
     assert (told["draining"], told["stopped"], told["going_on"]) == (True, [resuming, unclaimed], [going_on])
+    assert told["cannot_move"] == []
     stop = parts[resuming].directive()["stop"]
     assert (stop["intent"], parts[going_on].directive()["stop"]) == ("drain", None)
     assert (api.job(unclaimed)["state"], api.job(resuming)["attempt"]["stop_reason"]) == ("waiting", "drain")
@@ -175,10 +185,11 @@ def test_a_drain_stops_what_resumes_and_what_has_not_begun_and_lets_the_others_r
     assert api.job(going_on)["state"] == "running"
 
 
-def test_a_drain_lets_a_script_run_on_until_it_has_a_checkpoint_and_stops_a_training_at_once(api: Api) -> None:
-    node = api.node(slots=2)
+def test_a_drain_stops_a_training_at_once_and_no_script_since_its_checkpoints_lie_on_its_own_nodes(api: Api) -> None:
+    node = sharing(api)
     script, training = resumable(api, api.submit(**ONE_OF_EACH)), api.train(**ONE_OF_EACH)
     parts = {job_id: api.start(job_id, node)[0] for job_id in (script, training)}
+    sharing(api, "node-2")
 
     told = said(api, "drain")
     sweeper = api.sweeper()
@@ -188,7 +199,9 @@ def test_a_drain_lets_a_script_run_on_until_it_has_a_checkpoint_and_stops_a_trai
     assert parts[script].directive()["stop"] is None
     saved(parts[script])
     sweeper.sweep(2.0)
-    assert parts[script].directive()["stop"]["intent"] == "drain"
+    assert parts[script].directive()["stop"] is None
+    why = "checkpoints lie on node-1 alone"
+    assert said(api, "drain")["cannot_move"] == [{"job_id": script, "why": why}]
 
 
 def test_a_drain_now_stops_all_of_them_and_none_is_charged_for_it(api: Api) -> None:
@@ -206,16 +219,70 @@ def test_a_drain_now_stops_all_of_them_and_none_is_charged_for_it(api: Api) -> N
     assert api.place() == 1
 
 
-def test_the_sweeper_goes_on_with_a_drain_and_stops_what_was_just_being_placed(api: Api) -> None:
+def test_a_job_whose_checkpoints_lie_on_the_node_alone_runs_on_and_is_named_with_why(api: Api) -> None:
     node = api.node()
-    job_id = resumable(api, api.submit())
-    part = saved(api.start(job_id, node)[0])
+    script, training = resumable(api, api.submit(**ONE_OF_EACH)), api.train(**ONE_OF_EACH)
+    parts = [saved(api.start(script, node)[0]), api.start(training, node)[0]]
+    api.node("node-2")
+
+    told = said(api, "drain")
+    api.sweeper().sweep(1.0)
+
+    assert (told["stopped"], told["going_on"]) == ([], [script, training])
+    why = "checkpoints lie on node-1 alone"
+    assert told["cannot_move"] == [{"job_id": job_id, "why": why} for job_id in (script, training)]
+    assert [part.directive()["stop"] for part in parts] == [None, None]
+
+    told = said(api, "drain", reason="smoke", now=True)
+
+    assert (told["stopped"], told["going_on"]) == ([script, training], [])
+    assert [one["job_id"] for one in told["cannot_move"]] == [script, training]
+    assert all(part.directive()["stop"]["intent"] == "drain" for part in parts)
+
+
+def test_a_gang_whose_checkpoints_lie_on_its_own_nodes_runs_on_though_one_of_them_takes_work(api: Api) -> None:
+    pair = [api.node(name) for name in ("node-1", "node-2")]
+    job_id = api.train(resources={"nodes": 2, "gpus_per_node": 2})
+    api.start(job_id, *pair)
+    api.node("node-3")
+
+    told = said(api, "drain")
+
+    assert (told["stopped"], told["going_on"]) == ([], [job_id])
+    assert told["cannot_move"] == [{"job_id": job_id, "why": "checkpoints lie on node-1, node-2 alone"}]
+
+
+def test_a_job_that_no_other_node_could_hold_runs_on_wherever_its_checkpoints_lie(api: Api) -> None:
+    node = sharing(api, slots=4)
+    job_id = api.train(resources={"gpus": 4})
+    api.start(job_id, node)
+    sharing(api, "node-2")
+    sharing(api, "node-3", slots=4)
+    said(api, "cordon", "node-3", reason="dust")
+
+    told = said(api, "drain")
+
+    assert (told["stopped"], told["going_on"]) == ([], [job_id])
+    assert told["cannot_move"] == [{"job_id": job_id, "why": "no other node that takes work could hold it"}]
+    said(api, "resume", "node-3")
+    assert said(api, "drain")["stopped"] == [job_id]
+
+
+def test_the_sweeper_goes_on_with_a_drain_and_stops_what_can_move_by_now(api: Api) -> None:
+    job_id = api.train()
+    part = saved(api.start(job_id, sharing(api))[0])
+    other = sharing(api, "node-2", folder="another")
     with api.database.write() as tx:  # as a server leaves it that ends between its two steps
-        tx.connection.execute(update(nodes).values(cordon_reason="new driver", is_draining=True))
+        drain = update(nodes).where(nodes.c.name == "node-1").values(cordon_reason="new driver", is_draining=True)
+        tx.connection.execute(drain)
     sweeper = api.sweeper()
 
     sweeper.sweep(1.0)
+    assert part.directive()["stop"] is None, "nobody else sees its checkpoint"
+    other.inventory["shared_folder_id"] = "nfs"
+    other.beat()
     sweeper.sweep(2.0)
+    sweeper.sweep(3.0)
 
     assert part.directive()["stop"]["intent"] == "drain"
     told = [event for event in api.get(f"/jobs/{job_id}/events")["items"] if event["kind"] == "job_stopping"]
@@ -223,8 +290,8 @@ def test_the_sweeper_goes_on_with_a_drain_and_stops_what_was_just_being_placed(a
 
 
 def test_a_drain_past_its_end_stops_nothing_more(api: Api) -> None:
-    node = api.node()
-    part = saved(api.start(resumable(api, api.submit()), node)[0])
+    (part,) = api.start(api.train(), sharing(api))
+    sharing(api, "node-2")
     with api.database.write() as tx:
         tx.connection.execute(update(nodes).values(cordon_reason="x", is_draining=True, cordon_until=1.0))
 
@@ -237,7 +304,7 @@ def test_a_cancel_wins_over_a_drain(api: Api) -> None:
     node = api.node()
     job_id = resumable(api, api.submit())
     part = saved(api.start(job_id, node)[0])
-    said(api, "drain")
+    said(api, "drain", reason="smoke", now=True)
 
     api.cancel(job_id)
     part.ended(0, stopped=True, stop_intent="drain")

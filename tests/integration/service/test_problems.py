@@ -127,6 +127,51 @@ def test_no_value_of_a_path_parameter_is_an_unexpected_error(api: Api, route: Ro
                 check_problem(answer)
 
 
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("/jobs/{job}/priority", {"priority": "foo"}, 'priority "foo"'),
+    ("/jobs/{job}/priority", {"priority": 101}, "priority 101"),
+    ("/jobs/{job}/priority", {}, "priority null"),
+    ("/jobs/{job}/limit", {"seconds": -5}, "seconds is -5"),
+    ("/jobs/{job}/hold", {"reason": 7}, "reason 7"),
+    ("/jobs/{job}/hold", {"reason": "two\nlines"}, '"two\\nlines"'),
+    ("/jobs/{job}/requeue", {"from_start": "yes"}, 'from_start is "yes"'),
+    ("/jobs/{job}/cancel", {"reason": ["x"]}, "reason a list"),
+    ("/teams/red/quota", {"quota_gpus": -1}, "quota_gpus is -1"),
+    ("/teams/red/quota", {"gpus": 3}, "the body has gpus"),
+    ("/teams/red/quota", {}, "the body has no keys"),
+    ("/users/ann/cap", {"cap_gpus": "x"}, 'cap_gpus is "x"'),
+    ("/users/ann/cap", {"cap": 3}, "the body has cap"),
+    ("/users", {"name": "eve", "admin": "yes"}, 'admin is "yes"'),
+    ("/users", {"name": 7}, "name is 7"),
+    ("/users", {"name": "a b"}, "'a b'"),
+    ("/teams", {}, "name is missing"),
+    ("/tokens", {"expires_in_seconds": "soon"}, 'expires_in_seconds is "soon"'),
+    ("/tokens", {"kind": "root"}, "'root'"),
+    ("/nodes/node-1/drain", {"reason": "x", "now": 1}, "now is 1"),
+    ("/nodes/node-1/drain", {"reason": "x", "until": 7}, "until is 7"),
+    ("/nodes/node-1/cordon", {"reason": 7}, "reason 7"),
+    ("/nodes/node-1/labels", {"labels": "switch"}, 'labels is "switch"'),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "named"), REFUSED, ids=[f"{path} {body}" for path, body, _ in REFUSED])
+def test_a_refused_value_is_named_with_what_to_send_instead(
+    api: Api, path: str, body: dict[str, Any], named: str
+) -> None:
+    api.node()
+    answer = api.request("POST", path.replace("{job}", str(api.submit())), "root", json=body)
+    problem = check_problem(answer)
+    assert (answer.status_code, problem["code"]) == (422, "invalid_request")
+    assert named in problem["detail"]
+    assert "named in errors" not in problem["fix"]
+
+
+def test_a_refused_value_of_a_query_is_named_among_the_errors(api: Api) -> None:
+    problem = check_problem(api.request("GET", "/jobs?limit=many"))
+    (field,) = problem["errors"]
+    assert (field["pointer"], field["message"].endswith('not "many"')) == ("query.limit", True)
+
+
 QUERIES = {
     "/jobs": ["state", "owner", "team", "name", "tag", "limit", "cursor"],
     "/jobs/{job}": ["wait"],

@@ -37,7 +37,8 @@ def test_why_tells_place_start_range_and_whats_ahead(full: Api) -> None:
     told = full.get(f"/jobs/{long}/why")
 
     assert (told["position"], told["ahead"]["count"], told["left_seconds"]) == (2, 1, 3 * HOUR)
-    assert [job["name"] for job in told["ahead"]["jobs"]] == ["short", "holder"]
+    assert [job["name"] for job in told["ahead"]["jobs"]] == ["short"]
+    assert [job["name"] for job in told["holders"]] == ["holder"]
     start = told["start"]
     assert 0.0 <= start["low_seconds"] <= start["p50_seconds"] <= start["p90_seconds"]
     assert told["estimated_start"] == start["p50"]
@@ -129,6 +130,30 @@ def test_of_a_private_jobs_reason_outsiders_see_what_kind_it_is_and_nothing_of_i
     assert reasons("bob") == [told, told]
     for path in ("/queue", "/overview"):
         assert "merger" not in full.request("GET", path, "bob").text
+
+
+@pytest.mark.parametrize(
+    ("limits", "own", "told"),
+    [
+        ({"cap_gpus": 1}, ("cap", "may hold at most 1"), "Its user's or team's cap does not allow it now."),
+        (
+            {"quota_gpus": 1},
+            ("not_resumable", "only jobs that resume may borrow"),
+            "The jobs that hold what it needs do not resume or may not be stopped again; or it does not resume itself, "
+            "and may not borrow.",
+        ),
+    ],
+)
+def test_what_others_read_of_a_private_jobs_reason_is_true_of_a_team_that_holds_nothing(
+    api: Api, limits: dict[str, int], own: tuple[str, str], told: str
+) -> None:
+    api.node(slots=4)
+    assert api.request("POST", "/teams/red/quota", "root", json=limits).status_code == 200
+    job_id = api.submit(private=True, preemptible=False, resources={"gpus": 2})
+    assert api.place() == 0
+    reason = api.job(job_id)["reason"]
+    assert (reason["code"], own[1] in reason["text"]) == (own[0], True)
+    assert [job["reason"] for job in api.get("/queue", "bob")["items"]] == [{"code": own[0], "text": told, "fix": ""}]
 
 
 def test_a_dry_run_starts_now_where_there_is_room_and_stores_nothing(api: Api) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gangline.protocol.names import API_PREFIX
 from service.app import ROUTERS
-from service.auth.permissions import Action
+from service.auth.permissions import Action, words_of
 from service.auth.tokens import make_token
 from tests.integration.service.api_server import Api
 
@@ -149,6 +149,12 @@ def test_a_user_who_is_no_admin_may_not_administer(api: Api, route: Route) -> No
     assert api.snapshot() == before
 
 
+@pytest.mark.parametrize("action", Action)
+def test_what_a_person_may_not_do_is_said_in_words_and_not_by_the_name_of_the_action(action: Action) -> None:
+    said = words_of(action)
+    assert said and not set(said) & set("_{}")
+
+
 JOB_ROUTES = [route for route in GUARDED if "{job_id}" in route.values[0].template]  # type: ignore[union-attr]
 OF_OWNER = (Action.JOB_CANCEL, Action.JOB_REQUEUE, Action.JOB_EXTEND, Action.JOB_TURN)
 INSIDE = (Action.JOB_READ, *OF_OWNER)
@@ -243,7 +249,7 @@ def test_a_private_job_ahead_or_on_a_node_is_seen_only_as_such(api: Api) -> None
     (gpu,) = api.get("/nodes", "bob")["items"][0]["gpus"]
 
     assert why["ahead"]["count"] == 1
-    assert [(job["id"], job["name"], job["owner"]) for job in why["ahead"]["jobs"]] == [
+    assert [(job["id"], job["name"], job["owner"]) for job in (*why["ahead"]["jobs"], *why["holders"])] == [
         (None, "a private job of team red", None)
     ] * 2
     assert (gpu["job_id"], gpu["held"]) == (None, True)

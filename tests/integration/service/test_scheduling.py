@@ -621,7 +621,7 @@ def test_more_time_is_a_new_total_and_its_supervisor_is_told(api: Api) -> None:
     directive = part.directive()
     assert directive["time_limit_seconds"] == 8 * 3600
     assert directive["version"] > before
-    assert "ann changed its time limit from 3600 s to 28800 s in all." in told(api, job_id)
+    assert "ann changed its time limit from 1h to 8h in all." in told(api, job_id)
     assert row(api, job_id).spec == spec
     cycle.turn()
     assert cycle.mirror.world.runs[job_id].job.limit_seconds == 8 * 3600
@@ -636,7 +636,8 @@ def test_more_time_is_for_owners_and_admins_and_not_for_what_ends_or_has_no_limi
     assert extend(api, job_id, -1).status_code == 422
     assert extend(api, endless, 7200).status_code == 409
     api.place()
-    assert "would be less" in extend(api, job_id, 60).json()["detail"]
+    less = extend(api, job_id, 300).json()["detail"]
+    assert less == f"job {job_id} runs, and its limit is 2h in all: 5m would be less"
     api.cancel(job_id)
     assert extend(api, job_id, 9000).status_code == 409
 
@@ -663,7 +664,7 @@ def at_its_limit(api: Api, **members: Any) -> tuple[int, Supervisor]:
     (part,) = api.start(job_id, node)
     if members.get("on_time_limit"):
         part.checkpoint(10)
-    failure = NodeFailure(outcome="time_limit", message="It ran for its whole time limit of 3600 s.", at=1.0)
+    failure = NodeFailure(outcome="time_limit", message="It ran for its whole time limit of 1h.", at=1.0)
     part.ended(75, stopped_by_us=True, failure=failure, stop_intent="time_limit", result="preempted")
     return job_id, part
 
@@ -673,6 +674,7 @@ def test_at_its_limit_a_job_goes_on_from_its_checkpoint_if_it_asks_for_that(api:
     found = row(api, job_id)
     assert (found.state, found.num_charged_retries, found.start_reason) == ("waiting", 0, "time_limit")
     assert found.served_seconds == 0.0, "the limit counts anew"
+    assert api.job(job_id)["cause"]["fix"] == "Nothing to do: it goes on in another attempt."
     (after,) = api.start(job_id, part.node)
     assert [point["step"] for point in after.plan["training"]["resume_from"]] == [10]
 
@@ -680,6 +682,7 @@ def test_at_its_limit_a_job_goes_on_from_its_checkpoint_if_it_asks_for_that(api:
 def test_at_its_limit_a_job_fails_if_it_asks_for_nothing(api: Api) -> None:
     job_id, _ = at_its_limit(api)
     assert (api.job(job_id)["state"], api.job(job_id)["outcome"]) == ("failed", "time_limit")
+    assert api.job(job_id)["cause"]["fix"].startswith("Raise resources.time")
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])

@@ -321,7 +321,7 @@ def test_more_time_counts_from_the_start_of_the_ranks_too(supervise: Supervise, 
 
     report = run.report()
     (rank,) = report["ranks"]
-    assert report["failure"]["message"] == "It ran for its whole time limit of 1 s."
+    assert report["failure"]["message"] == "It ran for its whole time limit of 1s."
     assert 1.0 <= rank["ended_at"] - rank["started_at"] < 5.0
 
 

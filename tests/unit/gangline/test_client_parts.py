@@ -19,7 +19,8 @@ from gangline.client.config import StoredConfig, normalise_url, read_config, res
 from gangline.client.errors import CLASSES_BY_CODE, GanglineError, InvalidSpec, NotAllowed, ServerFailed, from_problem
 from gangline.client.follow import Position, parse_position
 from gangline.client.job_file import folder_to_pack, located, read_job_file, with_bundle
-from gangline.client.models import Job, Metrics, build
+from gangline.client.log_models import Metrics
+from gangline.client.models import Job, build
 from gangline.client.references import ByAge, ById, ByName, parse_reference
 from gangline.client.server_sent_events import EventParser
 from gangline.protocol.outcomes import ExitCode, Outcome
@@ -35,7 +36,7 @@ from gangline.protocol.outcomes import ExitCode, Outcome
         ("#12", ById(12)),
         ("-1", ByAge(1)),
         (-2, ByAge(2)),
-        ("~3", ByAge(3)),
+        ("~3", ByName("~3")),
         ("gpt-1b", ByName("gpt-1b")),
         ("Ünï/côdé 漢字", ByName("Ünï/côdé 漢字")),
         ("-leading-dash", ByName("-leading-dash")),

@@ -34,6 +34,23 @@ def test_the_library_loads_nothing_heavy(code: str) -> None:
     assert loaded_by(code) == set()
 
 
+def test_httpx_comes_without_its_own_command_line() -> None:
+    code = "from gangline.client.http import load_httpx; load_httpx(); load_httpx()\n"
+    code += "assert 'httpx._main' not in sys.modules, 'who wants it later gets it'"
+    assert loaded_by(code) == {"httpx"}
+
+
+def test_the_list_of_jobs_makes_no_records_but_those_of_jobs() -> None:
+    code = "import gangline.client.client, gangline.cli.commands.ls\n"
+    code += "records = [name for name in sys.modules if name.startswith('gangline.client') and 'models' in name]\n"
+    code += "assert records == ['gangline.client.models'], records"
+    assert loaded_by(code) == {"click"}
+
+
+def test_every_name_that_the_client_promises_is_there() -> None:
+    loaded_by("import gangline.client as client\nfor name in client.__all__: getattr(client, name)")
+
+
 def test_the_cli_module_loads_click_alone() -> None:
     assert loaded_by("import gangline.cli.main") == {"click"}
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gangline.cli.pool_view import cordon_note, frame, gpu_levels, summary
-from gangline.client.models import Node, NodeGPU, QueuedJob
-from gangline.client.pool_models import GoingJob, Overview, TeamShare
+from gangline.client.pool_models import GoingJob, Node, NodeGPU, Overview, TeamShare
+from gangline.client.queue_models import QueuedJob
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 

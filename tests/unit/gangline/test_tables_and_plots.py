@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gangline.cli.plot import Curve, compact_number, draw
+from gangline.cli.plot import Curve, draw
 from gangline.cli.table import Column, Row, render
 from gangline.cli.text_width import cut, pad, width_of
-from gangline.cli.words import bar, count, duration, local_time, parse_duration, size
+from gangline.cli.words import bar, compact_number, count, duration, local_time, parse_duration, size
 
 COLUMNS = (
     Column(header="ID", right=True, keep=True),

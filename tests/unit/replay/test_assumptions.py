@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from service.replay.gangs import layout_of
 from service.replay.limits import DAY, HOUR, MENU, human_limit, is_preemptible, limit_of, report_factor, will_report
-from service.replay.pool_size import default_nodes, least_nodes, offered_load
+from service.replay.pool_size import PoolShape, default_nodes, least_nodes, offered_load
 from service.replay.traces import Trace, TraceJob
 from tests.unit.replay.small_traces import trace
 
@@ -39,20 +41,28 @@ def test_the_kinds_of_limits() -> None:
     assert [limit_of(kind, 1, job(7, 100)) for kind in ("true", "x5")] == [100, 500]
     assert limit_of("recorded", 1, job(7, 100, limit=250)) == 250
     assert limit_of("recorded", 1, job(7, 100, limit=50)) == 100, "a job that overran its limit ran all the same"
-    assert limit_of("recorded", 1, job(7, 100)) == human_limit(1, job(7, 100))
+    assert limit_of("recorded", 1, job(7, 100)) is None, "what had no limit is not given one"
 
 
 def test_a_larger_share_contains_the_smaller_one() -> None:
-    few = {row for row in ROWS if is_preemptible(0.3, 1, row)}
-    many = {row for row in ROWS if is_preemptible(0.6, 1, row)}
+    few = {row for row in ROWS if is_preemptible(0.3, 1, job(row))}
+    many = {row for row in ROWS if is_preemptible(0.6, 1, job(row))}
     assert few < many
     assert len(few) / len(ROWS) == pytest.approx(0.3, abs=0.03)
-    assert all(is_preemptible(1.0, 1, row) and not is_preemptible(0.0, 1, row) for row in range(50))
+    assert all(is_preemptible(1.0, 1, job(row)) and not is_preemptible(0.0, 1, job(row)) for row in range(50))
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_as_recorded_is_what_the_source_tells_of_each_job_and_never_a_guess(has_it: bool) -> None:
+    told = dataclasses.replace(job(1), is_preemptible=has_it, reports=not has_it)
+    assert (is_preemptible(None, 1, told), will_report(None, 1, told)) == (has_it, not has_it)
+    with pytest.raises(ValueError, match="does not tell it"):
+        is_preemptible(None, 1, job(1))
 
 
 def test_each_kind_of_draw_is_from_its_own_generator() -> None:
-    preemptible = [is_preemptible(0.5, 1, row) for row in ROWS]
-    reporting = [will_report(0.5, 1, row) for row in ROWS]
+    preemptible = [is_preemptible(0.5, 1, job(row)) for row in ROWS]
+    reporting = [will_report(0.5, 1, job(row)) for row in ROWS]
     alike = sum(one == other for one, other in zip(preemptible, reporting, strict=True)) / len(ROWS)
     assert alike == pytest.approx(0.5, abs=0.04)
 
@@ -88,3 +98,10 @@ def test_a_pool_is_sized_by_name_else_by_load_and_never_below_the_largest_job() 
     assert default_nodes(trace((5, 10, 1)), 8) == 1, "one job has no window"
     known = Trace("itp06.csv.gz", jobs.jobs)
     assert (default_nodes(known, 8), default_nodes(known, 4)) == (12, 5)
+
+
+def test_a_pool_of_nodes_that_differ_is_as_many_gpus_on_nodes_of_the_most_common_size() -> None:
+    mixed = PoolShape(((8, 3), (4, 5)))
+    assert (mixed.gpus_per_node, mixed.nodes_of(4), mixed.nodes_of(8), mixed.is_even) == (4, 11, 6, False)
+    assert mixed.text == "3 x 8 + 5 x 4 GPUs"
+    assert PoolShape(((8, 2), (4, 2))).gpus_per_node == 8, "of as many, the larger"

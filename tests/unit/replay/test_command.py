@@ -18,7 +18,6 @@ from gangline.cli.errors import error_lines
 from gangline.cli.exit_codes import of_error
 from gangline.client.errors import GanglineError
 from gangline.protocol.outcomes import ExitCode
-from service.replay import command
 from service.replay.command import replay
 from service.replay.engine import ProductionEngine
 from service.scheduler.plan import Plan
@@ -166,29 +165,3 @@ def group_of(leader: int) -> list[int]:
             state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
             found += [int(stat.parent.name)] if int(group) == leader and state != "Z" else []
     return found
-
-
-class FakeJob:
-    """A job as the client answers with it."""
-
-    def __init__(self, raw: dict[str, object]):
-        self.raw = raw
-
-
-class FakeClient:
-    """Lists one ended job for each state; asked for nothing else."""
-
-    def jobs(self, state: str) -> list[FakeJob]:
-        number = {"succeeded": 1, "failed": 2, "cancelled": 3}[state]
-        cost = {"gpu_seconds": 3600.0 * number}
-        raw = {"id": number, "state": state, "submitted_at": f"2026-01-05T10:00:0{number}Z", "team": "a",
-               "resources": {"gpus": 1}, "size": None, "cost": cost, "limit_seconds": 40_000.0}  # fmt: skip
-        return [FakeJob(raw)]
-
-
-def test_the_history_of_a_server_is_replayed_with_its_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command.Session, "client", FakeClient())
-    result = gang("--history", "--jobs", "1", "-o", "json")
-    told = json.loads(result.stdout)
-    assert (told["trace"], told["jobs"], told["limits"]) == ("history", 3, "recorded")
-    assert items(result)["srtf"]["mean_jct_hours"] == pytest.approx(2.0)

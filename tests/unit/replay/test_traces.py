@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.replay.files import read_trace
-from service.replay.history import trace_of_history
+from service.replay.history import pool_of_nodes, trace_of_history
 from service.replay.traces import TraceFaults, parse_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "data" / "traces"
@@ -95,6 +95,9 @@ def item(number: int, **more: object) -> dict[str, object]:
         "resources": {"gpus": 8},
         "size": {"gpus": 4},
         "cost": {"gpu_seconds": 4 * 3600.0},
+        "limit_seconds": None,
+        "preemptible": False,
+        "reports_progress": False,
     }
     return told | more
 
@@ -114,3 +117,16 @@ def test_a_history_has_the_jobs_that_held_gpus_and_ended_oldest_first() -> None:
 def test_a_history_without_any_such_job_says_so() -> None:
     with pytest.raises(TraceFaults, match="no job that held GPUs has ended yet"):
         trace_of_history([item(1, state="running")])
+
+
+def test_a_server_that_does_not_tell_what_a_replay_needs_is_named_instead_of_guessed_for() -> None:
+    old = item(1)
+    del old["limit_seconds"], old["preemptible"]
+    with pytest.raises(TraceFaults, match="does not tell limit_seconds and preemptible of its jobs"):
+        trace_of_history([item(2), old])
+
+
+def test_a_pool_without_a_node_with_gpus_is_no_pool_to_replay_on() -> None:
+    with pytest.raises(TraceFaults, match="no node with GPUs") as caught:
+        pool_of_nodes([{"state": "lost", "gpus": [{}]}, {"state": "ready", "gpus": []}])
+    assert caught.value.fix == "give --nodes and --gpus-per-node"

@@ -15,6 +15,7 @@ from service.domain.outcomes import (
     POOL_RETRY_LIMIT,
     Fault,
     RetryVerdict,
+    fix_told,
     retry_verdict,
 )
 from service.domain.spec import RetrySpec
@@ -54,6 +55,13 @@ def test_the_cause_that_is_shown_has_no_hole_in_it(outcome: Outcome) -> None:
     assert told["sentence"][0].isupper() or told["sentence"].startswith("{")
     assert "{rank}" not in told["fix"]
     assert told["outcome"] == outcome
+
+
+def test_a_job_that_goes_on_after_its_time_limit_is_not_told_to_do_what_it_does() -> None:
+    fix = OUTCOME_RULES[Outcome.TIME_LIMIT].fix
+    assert fix_told(Outcome.TIME_LIMIT, fix, is_retried=False) == fix
+    assert fix_told(Outcome.TIME_LIMIT, fix, is_retried=True) == "Nothing to do: it goes on in another attempt."
+    assert fix_told(Outcome.USER_ERROR, "Read it.", is_retried=True) == "Read it."
 
 
 @pytest.mark.parametrize("outcome", POOL_FAULTS)
