@@ -25,10 +25,10 @@ from service.operations.cordon_node import set_cordon
 from service.operations.job_lock import lock_job_of
 from service.operations.named_node import lock_node
 from service.operations.stop_attempt import stop_attempt
+from service.scheduler.capability import never_fits
 from service.scheduler.facts import NodeView, RunningJob, WaitingJob
 from service.scheduler.load_nodes import load_nodes
 from service.scheduler.load_world import load_jobs
-from service.scheduler.why import never_fits
 from service.scheduler.world import World
 from service.settings import Settings
 

@@ -9,21 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from service.domain.gang_layout import easiest_by_share
 from service.domain.reasons import Reason, ReasonCode
+from service.scheduler.capability import JOB, ask_of, reason_of_pool
 from service.scheduler.facts import Nomination, WaitingJob
 from service.scheduler.free_index import FreeIndex
 from service.scheduler.jobs import Entry
-from service.scheduler.node import Node, has_labels, matching_mask
-from service.scheduler.placement import find_gang, together
+from service.scheduler.placement import find_gang
 from service.scheduler.queue import Lane
 from service.scheduler.quota import Standing, borrowed_gpus, standing_of
 from service.scheduler.scheduling_pass import Pass, Refusal
 from service.scheduler.world import World
-
-_JOB: Final = "{job}"
-"""Stands for the id of the job in a reason that is found once for all jobs of a lane."""
-_IF_SHARED: Final = "several of them only if they see one shared folder, as its model is split over nodes"
 
 
 def reason_for(
@@ -62,18 +57,13 @@ def back_off(seconds: float) -> Reason:
     )
 
 
-def never_fits(world: World, lane: Lane) -> bool:
-    """Whether no set of the pool's nodes could ever hold a job of the lane, even if all were idle."""
-    return not _are_enough(list(world.nodes.values()), lane.entries[0][2].job)
-
-
 def _for(job_id: int, reason: Reason) -> Reason:
     """A reason that holds for all jobs of a lane, with this one's id in its commands: never another job's."""
-    return replace(reason, fix=reason.fix.replace(_JOB, str(job_id))) if _JOB in reason.fix else reason
+    return replace(reason, fix=reason.fix.replace(JOB, str(job_id))) if JOB in reason.fix else reason
 
 
 def _of_lane(pass_: Pass, lane: Lane, job: WaitingJob, refusal: Refusal | None) -> Reason:
-    pool = _of_pool(pass_.world, job)
+    pool = reason_of_pool(pass_.world, job)
     if pool is not None:
         return pool
     code = "behind" if refusal is None else refusal.code
@@ -81,87 +71,6 @@ def _of_lane(pass_: Pass, lane: Lane, job: WaitingJob, refusal: Refusal | None) 
     maker = _MAKERS.get(code, _no_room)
     reason = maker(pass_, lane, job, numbers)
     return _not_given_back(pass_, lane, job, reason) if code in _TRIED else reason
-
-
-# --- What no turn would change -------------------------------------------------------------------------------------
-
-
-def _of_pool(world: World, job: WaitingJob) -> Reason | None:
-    """Why it could not start even if nothing else ran; None: it could."""
-    nodes = list(world.nodes.values())
-    if not nodes:
-        return Reason(
-            code=ReasonCode.NO_NODES,
-            text="No node has joined the pool yet.",
-            fix="Ask an admin to start an agent: gang node ls shows the nodes.",
-        )
-    if not _are_enough(nodes, job):
-        able = [node for node in nodes if _could_hold(node, job, job.least.gpus_per_node, job.least.cpus_per_node)]
-        return Reason(
-            code=ReasonCode.NEVER_FITS,
-            text=f"It needs {ask_of(job)}, but only {len(able)} of {len(nodes)} nodes could ever hold that"
-            + (f", {_IF_SHARED}." if any(layout.needs_shared_folder for layout in job.layouts) else "."),
-            fix="Cancel it and submit with less, or ask an admin to add nodes.",
-        )
-    shares = easiest_by_share(job.layouts)
-    able = [
-        node
-        for node in nodes
-        if any(_could_hold(node, job, layout.gpus_per_node, layout.cpus_per_node) for layout in shares)
-    ]
-    if job.home is not None and (pinned := _why_pinned(able, job)) is not None:
-        return pinned
-    able = [node for node in able if job.may_run_on(node.view)]
-    if not _are_enough([node for node in able if node.view.blocked_by is None], job):
-        blocked = _blocked(able)
-        return Reason(
-            code=ReasonCode.NODES_NOT_READY,
-            text=f"It needs {ask_of(job)}: {blocked}.",
-            fix="It starts when they are back: gang node ls.",
-        )
-    return None
-
-
-def _why_pinned(able: Sequence[Node], job: WaitingJob) -> Reason | None:
-    """Why its checkpoint keeps it from starting, when too few of the nodes that see it are there; None otherwise."""
-    seeing = [node for node in able if job.may_run_on(node.view)]
-    if job.home is None or _are_enough([node for node in seeing if node.view.blocked_by is None], job):
-        return None
-    away = _blocked(seeing)
-    if job.home.shared_folder_id is not None:
-        where = f"in a shared folder that {len(seeing)} of the nodes that could hold it see"
-    else:
-        where = f"on {', '.join(job.home.node_names)} alone"
-        here = {node.view.name for node in seeing}
-        gone = [name for name in job.home.node_names if name not in here]
-        away = ", ".join([*([away] if away else []), *(f"{name} cannot hold it any more" for name in gone)])
-    give_up = f"gang requeue {_JOB} --from-start"
-    return Reason(
-        code=ReasonCode.PINNED,
-        text=f"It needs {ask_of(job)}, and its last checkpoint lies {where}{f': {away}' if away else ''}.",
-        fix=f"It resumes when they are back: gang node ls. To start it anywhere without its progress: {give_up}.",
-    )
-
-
-def _are_enough(nodes: Sequence[Node], job: WaitingJob) -> bool:
-    """Whether these nodes, if they were idle, could hold the job in one of its layouts."""
-    return any(
-        sum(_could_hold(node, job, layout.gpus_per_node, layout.cpus_per_node) for node in group) >= layout.num_nodes
-        for layout in easiest_by_share(job.layouts)
-        for group in together(nodes, layout, lambda node: node.view)
-    )
-
-
-def _could_hold(node: Node, job: WaitingJob, num_gpus: int, cpus: float) -> bool:
-    return (
-        matching_mask(node.view, job.gpu_type, job.gpu_memory_bytes).bit_count() >= num_gpus
-        and node.view.cpus >= cpus
-        and node.view.memory_bytes >= job.memory_bytes_per_node
-        and has_labels(node.view, job)
-    )
-
-
-# --- What keeps it from starting now -------------------------------------------------------------------------------
 
 
 def _not_free(pass_: Pass, lane: Lane, job: WaitingJob, *_: Any) -> Reason:
@@ -188,6 +97,13 @@ def _not_free(pass_: Pass, lane: Lane, job: WaitingJob, *_: Any) -> Reason:
             code=ReasonCode.SCATTERED,
             text=f"It needs {ask_of(job)}: {num_free} GPUs are free, but {some if have else nobody}",
             fix="It starts when whole shares are free; smaller parts per node may start sooner.",
+        )
+    if job.is_exclusive:
+        return Reason(
+            code=ReasonCode.NEEDS_NODES,
+            text=f"It needs {ask_of(job)}: {num_free} GPUs are free, but something else runs on their nodes, and it "
+            "wants nodes for itself.",
+            fix="It starts when nodes are idle; without resources.exclusive it may start sooner.",
         )
     return Reason(
         code=ReasonCode.NEEDS_NODES,
@@ -383,18 +299,6 @@ def _when_free(job: WaitingJob, *others: str) -> str:
     return "It starts when enough are free" + (f"; with {' or '.join(helps)} it may start sooner." if helps else ".")
 
 
-def ask_of(job: WaitingJob) -> str:
-    """What a job asks for: `4 A100 GPUs on 2 nodes`."""
-    kind = f"{job.gpu_type} GPU" if job.gpu_type else "GPU"
-    least, most = job.least, job.layouts[0]
-    if least.num_gpus != most.num_gpus:
-        return f"{least.num_gpus} to {most.num_gpus} {kind}s"
-    gpus = f"{kind}{'' if most.num_gpus == 1 else 's'}"
-    cpus = f"{most.cpus_per_node:g} CPU{'' if most.cpus_per_node == 1 else 's'}"
-    asked = f"{most.num_gpus} {gpus}" if most.num_gpus else cpus
-    return asked if most.num_nodes == 1 else f"{asked} on {most.num_nodes} nodes"
-
-
 def _gpus_on(count: int, names: str) -> str:
     if not count:
         return f"Room on {names} is"
@@ -404,14 +308,6 @@ def _gpus_on(count: int, names: str) -> str:
 def _jobs(ids: Sequence[int]) -> str:
     words = [f"job {job_id}" for job_id in ids[:3]]
     return ", ".join(words) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
-
-
-def _blocked(nodes: Sequence[Node]) -> str:
-    return ", ".join(f"{node.view.name} is {node.view.blocked_by}" for node in _named(nodes) if node.view.blocked_by)
-
-
-def _named(nodes: Sequence[Node]) -> list[Node]:
-    return sorted(nodes, key=lambda node: node.view.name)
 
 
 def _free_for(index: FreeIndex, job: WaitingJob) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from service.scheduler.capability import never_fits
 from service.scheduler.jobs import Entry
 from service.scheduler.placement import find_gang
 from service.scheduler.policies.walk import Result, walk
 from service.scheduler.queue import Lane
 from service.scheduler.quota import Standing, most_gpus
 from service.scheduler.scheduling_pass import Pass
-from service.scheduler.why import never_fits
 
 
 def fifo(pass_: Pass) -> None:

@@ -106,6 +106,17 @@ REASONS: dict[str, Told] = {
         text="It needs 2 GPUs: 4 GPUs are free, but not together with enough CPUs and memory.",
         fix="It starts when whole shares are free; fewer CPUs or less memory per node may start sooner.",
     ),
+    "nodes for itself": Told(
+        world={
+            "nodes": (node(1, 8, cpus=64.0),),
+            "running": (runs(9, "1:0"),),
+            "waiting": (waits(1, 2, exclusive=True, waits=NOW - HOUR),),
+        },
+        way=("fifo", "none"),
+        code=ReasonCode.NEEDS_NODES,
+        text="It needs 2 GPUs: 7 GPUs are free, but something else runs on their nodes, and it wants nodes for itself.",
+        fix="It starts when nodes are idle; without resources.exclusive it may start sooner.",
+    ),
     "patience": Told(
         world={"nodes": (FULL,), "running": (runs(9, "1:0,1,2,3"),), "waiting": (waits(1, waits=NOW),)},
         code=ReasonCode.PATIENCE,
