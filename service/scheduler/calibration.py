@@ -28,6 +28,9 @@ PRIOR: Final[Mapping[bool, tuple[float, ...]]] = {
 }
 """Factors taken as experience before there is any: of jobs that should start soon, and of others."""
 
+PRIOR_LATE_SOON: Final = (1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
+"""The same, in parts of SOON_SECONDS, of jobs that should have started soon and did not."""
+
 SizeClass = int
 ClassKey = tuple[SizeClass, int]
 
@@ -52,7 +55,7 @@ class Calibration:
     def __init__(self) -> None:
         self._ended: defaultdict[ClassKey, deque[float]] = defaultdict(lambda: deque(maxlen=MEMORY))
         self._late: defaultdict[ClassKey, deque[float]] = defaultdict(lambda: deque(maxlen=MEMORY))
-        """Of those, the ones that waited for more than SOON_SECONDS."""
+        """Of those, the ones that waited for more than SOON_SECONDS, over what `_late_unit` says."""
         self._open: dict[int, _Open] = {}
 
     def foretold(self, job_id: int, size: SizeClass, seconds: float, now: float) -> None:
@@ -65,10 +68,10 @@ class Calibration:
         """The job of a forecast has started."""
         known = self._open.pop(job_id, None)
         if known is not None:
-            factor = max(1.0, now - known.at) / known.seconds
-            self._ended[known.key].append(factor)
-            if now - known.at > SOON_SECONDS:
-                self._late[known.key].append(factor)
+            waited = max(1.0, now - known.at)
+            self._ended[known.key].append(waited / known.seconds)
+            if waited > SOON_SECONDS:
+                self._late[known.key].append(waited / _late_unit(known.key, known.seconds))
 
     def gone(self, job_id: int) -> None:
         """The job of a forecast waits no more and never started: it teaches nothing."""
@@ -79,19 +82,24 @@ class Calibration:
         """Jobs with a forecast that still wait."""
         return self._open.keys()
 
-    def factors(
-        self, size: SizeClass, seconds: float, shares: Iterable[float], now: float, *, are_late: bool = False
-    ) -> list[float]:
-        """True over foretold wait, by shares of the jobs of this kind (0.5: half of them waited at most so long).
-
-        `are_late`: of the jobs alone that did not start within SOON_SECONDS.
-        """
+    def factors(self, size: SizeClass, seconds: float, shares: Iterable[float], now: float) -> list[float]:
+        """True over foretold wait, by shares of the jobs of this kind (0.5: half of them waited at most so long)."""
         key = _key(size, seconds)
-        ended = sorted([*(self._late if are_late else self._ended)[key], *PRIOR[key[1] == 0]])
-        waiting = [one for one in self._open.values() if one.key == key]
-        if are_late:
-            waiting = [one for one in waiting if now - one.at > SOON_SECONDS]
-        return _quantiles(ended, sorted((now - one.at) / one.seconds for one in waiting), sorted(shares))
+        ended = sorted([*self._ended[key], *PRIOR[key[1] == 0]])
+        at_least = sorted((now - one.at) / one.seconds for one in self._open.values() if one.key == key)
+        return _quantiles(ended, at_least, sorted(shares))
+
+    def late_seconds(self, size: SizeClass, seconds: float, shares: Iterable[float], now: float) -> list[float]:
+        """How long jobs of this kind wait, by shares of those alone that do not start within SOON_SECONDS."""
+        key = _key(size, seconds)
+        unit = _late_unit(key, max(LEAST_SECONDS, seconds))
+        ended = sorted([*self._late[key], *(PRIOR[False] if key[1] else PRIOR_LATE_SOON)])
+        at_least = sorted(
+            (now - one.at) / _late_unit(key, one.seconds)
+            for one in self._open.values()
+            if one.key == key and now - one.at > SOON_SECONDS
+        )
+        return [unit * factor for factor in _quantiles(ended, at_least, sorted(shares))]
 
     def trust(self, size: SizeClass, seconds: float, *, are_late: bool = False) -> float:
         """How far the experience with this kind counts, 0 to 1: a handful of jobs of one crowd says little."""
@@ -121,6 +129,11 @@ class Calibration:
 
 def _classes_json(kept: Mapping[ClassKey, Iterable[float]]) -> dict[str, list[float]]:
     return {f"{size}:{wait}": [float(f"{one:.4g}") for one in kept[size, wait]] for size, wait in sorted(kept)}
+
+
+def _late_unit(key: ClassKey, seconds: float) -> float:
+    """What waits longer than SOON_SECONDS are measured in: how soon it should have been says nothing of how late."""
+    return seconds if key[1] else SOON_SECONDS
 
 
 def _key(size: SizeClass, seconds: float) -> ClassKey:

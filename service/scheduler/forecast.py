@@ -18,13 +18,13 @@ from service.scheduler.world import World
 LOW_SHARE: Final = 0.005
 HIGH_SHARE: Final = 0.943
 """Of the jobs of a kind, how many start within the range shown: from the one share to the other."""
-HIGH_SHARE_SOON: Final = 0.995
-"""The same of jobs that should start within minutes: only the few that do not are interested in the far end."""
+HIGH_SHARE_SOON: Final = 0.95
+"""The same of jobs that should start within minutes and do not: only these are interested in the far end."""
 NEAR_SECONDS: Final = 240.0
 """From there on a middle of ten minutes is said at least: patience and protection end then, or not for long."""
 USUAL_REACH: Final = 3.7
 """Far end over middle, before there is experience; it was 3.0 to 3.9 in all replays, for waits of any length."""
-USUAL_REACH_SOON: Final = 20.0
+USUAL_REACH_SOON: Final = 25.0
 """The same of jobs that should start within minutes: of some, hours come after all."""
 LEAST_REACH: Final = 3.3
 """The same at least: the last hundred waits were alike only because no crowd had come yet."""
@@ -80,22 +80,29 @@ def mended(seconds: float, size: int, calibration: Calibration, now: float, paus
     if seconds == 0.0:
         return Forecast(low=pause, p50=pause, p90=pause, model_seconds=0.0, size=size)
     base, is_late = max(LEAST_SECONDS, seconds), seconds > SOON_SECONDS
-    low = calibration.factors(size, seconds, (LOW_SHARE,), now)[0]
-    # Who starts within minutes after all needs no forecast: the middle and the far end are for those who do not.
+    low, middle = (base * factor for factor in calibration.factors(size, seconds, (LOW_SHARE, 0.5), now))
+    # Who starts within minutes after all needs no forecast: the far end, and the middle of a longer wait, are for those
+    # who do not.
     shares = (0.5, HIGH_SHARE if is_late else HIGH_SHARE_SOON)
-    middle, high = calibration.factors(size, seconds, shares, now, are_late=is_late)
-    trust = calibration.trust(size, seconds, are_late=is_late)
-    middle = middle**trust
-    p50 = max(base * middle, SOON_SECONDS) if seconds > NEAR_SECONDS else base * middle
-    usual = USUAL_REACH if is_late else USUAL_REACH_SOON
-    reach = usual ** (1.0 - trust) * (base * high / p50) ** trust
+    middle_of_late, high = calibration.late_seconds(size, seconds, shares, now)
+    trust, trust_in_late = (calibration.trust(size, seconds, are_late=late) for late in (is_late, True))
+    p50 = between(base, middle_of_late if is_late else middle, trust)
+    if seconds > NEAR_SECONDS:
+        p50 = max(p50, SOON_SECONDS)
+    usual = p50 * (USUAL_REACH if is_late else USUAL_REACH_SOON)
+    p90 = max(LEAST_REACH * p50, between(usual, high, trust_in_late))
     return Forecast(
-        low=pause + min(base * low, p50),
+        low=pause + min(low, p50),
         p50=pause + p50,
-        p90=pause + p50 * max(LEAST_REACH, reach),
+        p90=pause + p90,
         model_seconds=seconds,
         size=size,
     )
+
+
+def between(usual: float, learnt: float, trust: float) -> float:
+    """From what is usual to what was learnt, on the logarithmic scale, as far as that is trusted (0 to 1)."""
+    return float(usual ** (1.0 - trust) * learnt**trust)
 
 
 def waiting_job(world: World, job_id: int) -> WaitingJob:

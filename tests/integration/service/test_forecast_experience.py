@@ -44,10 +44,9 @@ def test_experience_is_the_same_after_it_was_written_and_read() -> None:
 
     assert after.to_json() == before.to_json()
     for size in (0, 1):
-        for shares in ((0.5,), (0.94,)):
-            for are_late in (False, True):
-                one, other = (c.factors(size, 2 * HOUR, shares, 9 * HOUR, are_late=are_late) for c in (before, after))
-                assert one == pytest.approx(other, rel=1e-3)
+        for kind in ("factors", "late_seconds"):
+            one, other = (getattr(c, kind)(size, 2 * HOUR, (0.5, 0.94), 9 * HOUR) for c in (before, after))
+            assert one == pytest.approx(other, rel=1e-3)
 
 
 def test_the_next_leader_goes_on_with_what_the_last_one_learnt(api: Api) -> None:

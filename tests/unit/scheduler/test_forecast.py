@@ -263,6 +263,20 @@ def test_one_job_that_waited_very_long_does_not_make_the_range_boundless() -> No
     assert made.p90 <= 1.2 * USUAL_REACH * 2 * HOUR
 
 
+def test_how_late_a_job_comes_that_should_have_started_soon_does_not_depend_on_how_soon() -> None:
+    """One foretold as 60 s and one as 9 minutes wait for the same thing that nobody foresaw."""
+    calibration = Calibration()
+    for number in range(200):
+        calibration.foretold(number, 0, 60.0, number * DAY)
+        calibration.started(number, number * DAY + (HOUR if number % 10 == 0 else 60.0))
+
+    nearly_at_once, in_minutes = (mended(seconds, 0, calibration, 300 * DAY) for seconds in (60.0, 540.0))
+
+    assert nearly_at_once.p90 is not None and in_minutes.p90 is not None
+    assert nearly_at_once.p90 < 2 * HOUR, "not 60 times as long as foretold, of everything"
+    assert in_minutes.p90 < 4 * HOUR
+
+
 def test_what_is_foretold_as_minutes_is_said_as_ten_and_what_is_foretold_as_moments_as_moments() -> None:
     for seconds, least in ((30.0, 0.0), (NEAR_SECONDS + 1.0, SOON_SECONDS), (SOON_SECONDS - 1.0, SOON_SECONDS)):
         made = mended(seconds, 0, Calibration(), NOW)
