@@ -19,6 +19,8 @@ REPORT_COUNTS_AFTER_SECONDS: Final = 120.0
 """Useful run of an attempt before what it reports is believed."""
 MIN_RATIOS: Final = 20
 """Ended jobs before their ratios are believed."""
+FEW_RATIOS: Final = 100
+"""Up to so many each ended job may move the quantiles far."""
 QUANTILE_SILENT: Final = 0.5
 QUANTILE_REPORTING: Final = 0.25
 """A hopeful first estimate for those whose reports will mend it; whoever never reports gets the median."""
@@ -38,19 +40,27 @@ class Ratios:
         self.reporting = 1.0
         self._read()
 
-    def add(self, ratio: float) -> bool:
-        """One more job has ended. Returns whether a quantile has risen."""
-        before = (self.silent, self.reporting)
+    def add(self, ratio: float) -> None:
+        """One more job has ended."""
         bisect.insort(self._sorted, ratio)
         if len(self._sorted) > MAX_RATIOS:  # thin it out evenly: the quantiles stay where they are
             self._sorted = self._sorted[::2]
         self._read()
-        return self.silent > before[0] or self.reporting > before[1]
 
     def remove(self, ratio: float) -> None:
         """Take back what `add` did."""
         del self._sorted[bisect.bisect_left(self._sorted, ratio)]
         self._read()
+
+    @property
+    def quantiles(self) -> tuple[float, float]:
+        """Of those that do not report, and of those that will."""
+        return self.silent, self.reporting
+
+    @property
+    def are_few(self) -> bool:
+        """Whether they are too few to be steady."""
+        return len(self._sorted) <= FEW_RATIOS
 
     def of(self, job: WaitingJob) -> float:
         """The ratio by which the job's limit is scaled."""

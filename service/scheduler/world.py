@@ -298,10 +298,8 @@ class World:
             return
         self.drop_nomination(job_id)  # one that was to be moved has come to its end before
         self._release(run)
-        if ratio is not None and self.ratios.add(ratio):
-            self.offers.forget()  # what was estimated to be short may be long now
         if ratio is not None:
-            self._note(lambda: self._forget_ratio(ratio))
+            self._learn_ratio(ratio)
 
     def stopped(self, job_id: int, job: WaitingJob, now: float = 0.0) -> None:
         """A job has left its GPUs and waits again."""
@@ -621,6 +619,26 @@ class World:
     def _believe(self, run: Run, measured: Measured | None) -> None:
         run.measured = measured
         self._reprice(run)
+
+    def _learn_ratio(self, ratio: float) -> None:
+        before = self.ratios.quantiles
+        self.ratios.add(ratio)
+        after = self.ratios.quantiles
+        self._note(lambda: self._forget_ratio(ratio))
+        if any(now > then for now, then in zip(after, before, strict=True)):
+            self.offers.forget()  # what was estimated to be short may be long now
+        if after != before and self.ratios.are_few:
+            self._rank_anew()
+
+    def _rank_anew(self) -> None:
+        """Else whoever came before the first jobs had ended would be behind all equal ones that come after."""
+        for entry in list(self.queue.entries.values()):
+            before, left = entry.left, left_of_waiting(entry.job, self.ratios)
+            if left != before:
+                self._dequeue(entry.id)
+                entry.left = left
+                self._note(lambda entry=entry, before=before: setattr(entry, "left", before))  # type: ignore[misc]
+                self._enqueue(entry)
 
     def _forget_ratio(self, ratio: float) -> None:
         self.ratios.remove(ratio)

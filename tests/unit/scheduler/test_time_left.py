@@ -412,6 +412,24 @@ def test_the_order_is_that_of_the_start_of_the_wait_and_the_sum_rule_reads_the_t
     assert told(plan(world, NOW)) == {9: "stops for 2: less_time_left", 2: "node-1:0 after 9", 1: "behind"}
 
 
+def test_while_few_jobs_have_ended_those_that_wait_move_with_the_ratio() -> None:
+    """On a new pool a limit counts whole at first: equal jobs that come later must not all pass for that."""
+    world = World(nodes=(node(1, 1),), waiting=(job(1, limit=2 * HOUR),), running=(), now=NOW)
+    before = world.facts()
+    world.begin()
+    for number in range(20):
+        world.add_running(running(100 + number, "1:0"))
+        world.ended(100 + number, 0.1)
+    world.add_waiting(job(2, limit=2 * HOUR), NOW)
+
+    in_order = sorted(world.queue.entries.values(), key=lambda entry: entry.turn)
+    assert [entry.id for entry in in_order] == [1, 2]
+    assert [entry.left for entry in in_order] == [pytest.approx(0.2 * HOUR, rel=0.02)] * 2
+
+    world.undo()
+    assert world.facts() == before
+
+
 def test_the_next_timer_is_the_end_of_a_patience_or_a_promotion() -> None:
     world = World(nodes=(FULL,), waiting=(job(1, waits=NOW, left=HOUR), job(2, waits=NOW, left=10 * MINUTE)), now=NOW)
     assert world.next_timer(NOW) == NOW + MINUTE
