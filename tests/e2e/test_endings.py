@@ -224,5 +224,5 @@ def test_o57_the_time_limit_counts_from_the_start_of_the_ranks(pool: Stack) -> N
     job = pool.wait_end(pool.python_job(hold_source(), **{**GANG, "resources": resources}))
 
     assert (job["state"], job["outcome"]) == ("failed", "time_limit")
-    assert "2 s" in job["cause"]["sentence"]
+    assert "2s" in job["cause"]["sentence"]
     assert_clean(pool, job)

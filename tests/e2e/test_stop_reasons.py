@@ -77,7 +77,7 @@ def test_o24_each_reason_to_stop_is_data_and_ends_in_its_own_way_and_only_preemp
     for job_id, reason, state, outcome, words in (
         (cancelled, "cancel", "cancelled", "cancelled", "cancelled by ann: enough"),
         (stopped_by_admin, "admin_stop", "cancelled", "cancelled", "cancelled by the admin admin: smoke"),
-        (limited, "time_limit", "failed", "time_limit", "time limit of 1 s"),
+        (limited, "time_limit", "failed", "time_limit", "time limit of 1s"),
     ):
         job = pool.wait_end(job_id)
         assert (last_stop(pool, job_id), job["cause"]["stop_reason"]) == (reason, reason)
