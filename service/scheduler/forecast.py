@@ -17,7 +17,7 @@ from service.scheduler.world import World
 
 LOW_SHARE: Final = 0.005
 HIGH_SHARE: Final = 0.943
-"""Of the jobs of a kind, how many start within the range shown: from the one share to the other."""
+"""The range shown: from the one share of the jobs of a kind to the other, of those that wait for over ten minutes."""
 HIGH_SHARE_SOON: Final = 0.95
 """The same of jobs that should start within minutes and do not: only these are interested in the far end."""
 NEAR_SECONDS: Final = 240.0
@@ -36,7 +36,7 @@ class Forecast:
 
     low: float | None = None
     p50: float | None = None
-    """As many jobs of this kind start earlier as later."""
+    """As many jobs of this kind start earlier as later; what is foretold as four to ten minutes is said as ten."""
     p90: float | None = None
     why_unknown: str | None = None
     model_seconds: float | None = None
@@ -86,11 +86,11 @@ def mended(seconds: float, size: int, calibration: Calibration, now: float, paus
     shares = (0.5, HIGH_SHARE if is_late else HIGH_SHARE_SOON)
     middle_of_late, high = calibration.late_seconds(size, seconds, shares, now)
     trust, trust_in_late = (calibration.trust(size, seconds, are_late=late) for late in (is_late, True))
-    p50 = between(base, middle_of_late if is_late else middle, trust)
+    p50 = _between(base, middle_of_late if is_late else middle, trust)
     if seconds > NEAR_SECONDS:
         p50 = max(p50, SOON_SECONDS)
     usual = p50 * (USUAL_REACH if is_late else USUAL_REACH_SOON)
-    p90 = max(LEAST_REACH * p50, between(usual, high, trust_in_late))
+    p90 = max(LEAST_REACH * p50, _between(usual, high, trust_in_late))
     return Forecast(
         low=pause + min(low, p50),
         p50=pause + p50,
@@ -100,7 +100,7 @@ def mended(seconds: float, size: int, calibration: Calibration, now: float, paus
     )
 
 
-def between(usual: float, learnt: float, trust: float) -> float:
+def _between(usual: float, learnt: float, trust: float) -> float:
     """From what is usual to what was learnt, on the logarithmic scale, as far as that is trusted (0 to 1)."""
     return float(usual ** (1.0 - trust) * learnt**trust)
 
