@@ -10,7 +10,7 @@ from sqlalchemy import Row, select
 from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
-from service.api.deps import JsonBody, RowId, State, caller, json_response
+from service.api.deps import JsonBody, RowId, State, caller, flag, json_response
 from service.auth.permissions import Action, authorise
 from service.auth.principals import Principal
 from service.clock import rfc3339
@@ -68,11 +68,7 @@ def list_users(state: State, principal: Admin) -> Response:
 def post_user(state: State, principal: Admin, body: JsonBody) -> Response:
     """Create a user."""
     _only(body, "name", "admin")
-    name, is_admin = _text(body, "name"), body.get("admin", False)
-    if not isinstance(is_admin, bool):
-        raise InvalidRequest(
-            f"admin is {shown(is_admin)}, not true or false", fix="Send admin as true, or leave it out."
-        )
+    name, is_admin = _text(body, "name"), flag(body, "admin")
     manage_identity.create_user(state.database, name=name, is_admin=is_admin, actor=principal.name)
     return json_response({"name": name, "admin": is_admin, "teams": []}, 201)
 

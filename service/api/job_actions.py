@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
 from gangline.protocol.outcomes import StopIntent
-from service.api.deps import JsonBody, State, allowed_job, caller, json_response
+from service.api.deps import JsonBody, State, allowed_job, caller, flag, json_response
 from service.api.job_json import checkpoint_json
 from service.api.jobs import show_job
 from service.auth.permissions import Action
@@ -51,11 +51,7 @@ def post_requeue(
     state: State, principal: Annotated[Principal, Depends(caller(Action.JOB_REQUEUE))], job_id: int, body: JsonBody
 ) -> Response:
     """Stop a running job at a checkpoint and start it again from there when its turn comes, or from the start."""
-    from_start = body.get("from_start", False)
-    if not isinstance(from_start, bool):
-        raise InvalidRequest(
-            f"from_start is {shown(from_start)}, not true or false", fix="Send from_start as true, or leave it out."
-        )
+    from_start = flag(body, "from_start")
     reason = _reason(body)
     with state.database.read() as connection:
         allowed_job(connection, principal, job_id, Action.JOB_REQUEUE)

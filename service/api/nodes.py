@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, select
 from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
-from service.api.deps import AppState, JsonBody, State, caller, json_response
+from service.api.deps import AppState, JsonBody, State, caller, flag, json_response
 from service.api.times import end_given
 from service.auth.permissions import Action
 from service.auth.principals import Principal
@@ -134,9 +134,7 @@ def post_cordon(state: State, principal: Admin, name: str, body: JsonBody) -> Re
 def post_drain(state: State, principal: Admin, name: str, body: JsonBody) -> Response:
     """Give a node no new work, and move the jobs that can go on elsewhere; with `now`, stop the others too."""
     _only(body, "reason", "until", "now")
-    is_now = body.get("now", False)
-    if not isinstance(is_now, bool):
-        raise InvalidRequest(f"now is {shown(is_now)}, not true or false", fix="Send now as true, or leave it out.")
+    is_now = flag(body, "now")
     drained = drain_node(
         state.database,
         state.settings,

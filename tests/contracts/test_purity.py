@@ -11,20 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.contracts import test_imports
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-SHELLS = {
-    f"service/scheduler/{name}.py"
-    for name in (
-        "cycle",
-        "apply_plan",
-        "world_mirror",
-        "load_world",
-        "load_nodes",
-        "load_nominations",
-        "held_world",
-        "experience",
-    )
-}
+SHELLS = {f"{name.replace('.', '/')}.py" for name in test_imports.SHELLS if name.startswith("service.scheduler.")}
 CLOCKS = {"now", "utcnow", "today"}
 BUILTINS = {"open", "input", "print", "exec", "eval", "__import__"}
 
