@@ -142,14 +142,6 @@ async def json_body(request: Request) -> dict[str, Any]:
     return data
 
 
-def flag(body: dict[str, Any], key: str) -> bool:
-    """A member that is true or false; false where it is left out. Raises InvalidRequest."""
-    value = body.get(key, False)
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"{key} is {shown(value)}, not true or false", fix=f"Send {key} as true, or leave it out.")
-    return value
-
-
 async def report_body(request: Request) -> dict[str, Any]:
     """A dependency: what a node reports, as a JSON object. Raises InvalidRequest.
 

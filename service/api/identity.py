@@ -10,7 +10,8 @@ from sqlalchemy import Row, select
 from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
-from service.api.deps import JsonBody, RowId, State, caller, flag, json_response
+from service.api.deps import JsonBody, RowId, State, caller, json_response
+from service.api.members import flag, only, text
 from service.auth.permissions import Action, authorise
 from service.auth.principals import Principal
 from service.clock import rfc3339
@@ -67,8 +68,8 @@ def list_users(state: State, principal: Admin) -> Response:
 @router.post("/users", status_code=201)
 def post_user(state: State, principal: Admin, body: JsonBody) -> Response:
     """Create a user."""
-    _only(body, "name", "admin")
-    name, is_admin = _text(body, "name"), flag(body, "admin")
+    only(body, "name", "admin")
+    name, is_admin = text(body, "name"), flag(body, "admin")
     manage_identity.create_user(state.database, name=name, is_admin=is_admin, actor=principal.name)
     return json_response({"name": name, "admin": is_admin, "teams": []}, 201)
 
@@ -99,8 +100,8 @@ def list_teams(state: State, principal: Anybody) -> Response:
 @router.post("/teams", status_code=201)
 def post_team(state: State, principal: Admin, body: JsonBody) -> Response:
     """Create a team."""
-    _only(body, "name")
-    name = _text(body, "name")
+    only(body, "name")
+    name = text(body, "name")
     manage_identity.create_team(state.database, name=name, actor=principal.name)
     return json_response({"name": name, "members": []}, 201)
 
@@ -135,7 +136,7 @@ def list_tokens(state: State, principal: Anybody) -> Response:
 @router.post("/tokens", status_code=201)
 def post_token(state: State, principal: Anybody, body: JsonBody) -> Response:
     """Make a token; it is shown this once. For others, and for enrolling nodes: admins only."""
-    _only(body, "user", "label", "kind", "expires_in_seconds")
+    only(body, "user", "label", "kind", "expires_in_seconds")
     user, kind = body.get("user") or principal.name, body.get("kind", "user")
     if user != principal.name or kind != "user":
         authorise(principal, Action.ADMINISTER)
@@ -180,18 +181,3 @@ def _token_json(row: Row[Any], user: str) -> dict[str, Any]:
         "expires_at": rfc3339(row.expires_at),
         "revoked_at": rfc3339(row.revoked_at),
     }
-
-
-def _only(body: dict[str, Any], *known: str) -> None:
-    unknown = sorted(set(body) - set(known))
-    if unknown:
-        raise InvalidRequest(f"unknown members: {', '.join(unknown)}", fix=f"Known: {', '.join(known)}.")
-
-
-def _text(body: dict[str, Any], key: str) -> str:
-    value = body.get(key)
-    if not isinstance(value, str) or not value:
-        raise InvalidRequest(
-            f"{key} is {shown(value) if key in body else 'missing'}, not a text", fix=f"Give {key} a text."
-        )
-    return value

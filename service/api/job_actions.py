@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy import select
@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
 from gangline.protocol.outcomes import StopIntent
-from service.api.deps import JsonBody, State, allowed_job, caller, flag, json_response
+from service.api.deps import JsonBody, State, allowed_job, caller, json_response
 from service.api.job_json import checkpoint_json
 from service.api.jobs import show_job
+from service.api.members import flag, only, reason_given
 from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.db.tables import attempts, checkpoints
@@ -51,8 +52,9 @@ def post_requeue(
     state: State, principal: Annotated[Principal, Depends(caller(Action.JOB_REQUEUE))], job_id: int, body: JsonBody
 ) -> Response:
     """Stop a running job at a checkpoint and start it again from there when its turn comes, or from the start."""
+    only(body, "from_start", "reason")
     from_start = flag(body, "from_start")
-    reason = _reason(body)
+    reason = reason_given(body)
     with state.database.read() as connection:
         allowed_job(connection, principal, job_id, Action.JOB_REQUEUE)
     requeue_job(
@@ -71,6 +73,7 @@ def post_limit(
     state: State, principal: Annotated[Principal, Depends(caller(Action.JOB_EXTEND))], job_id: int, body: JsonBody
 ) -> Response:
     """Change the time limit of a job: `seconds` is the total from then on. Refused where it breaks a promise."""
+    only(body, "seconds")
     seconds = body.get("seconds")
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
         raise InvalidRequest(
@@ -83,21 +86,13 @@ def post_limit(
     return json_response(show_job(state, principal, job_id))
 
 
-def _reason(body: dict[str, Any]) -> str:
-    reason = body.get("reason", "")
-    if not isinstance(reason, str) or len(reason) > 1000:
-        raise InvalidRequest(
-            f"reason {shown(reason)} is not a text of at most 1000 characters", fix="Say it shorter, or leave it out."
-        )
-    return reason
-
-
 @router.post("/{job_id}/cancel", status_code=202)
 def post_cancel(
     state: State, principal: Annotated[Principal, Depends(caller(Action.JOB_CANCEL))], job_id: int, body: JsonBody
 ) -> Response:
     """Cancel a job. Again, or after its end, changes nothing."""
-    reason = _reason(body)
+    only(body, "reason")
+    reason = reason_given(body)
     with state.database.read() as connection:
         job = allowed_job(connection, principal, job_id, Action.JOB_CANCEL)
     is_accepted = cancel_job(

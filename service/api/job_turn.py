@@ -10,10 +10,11 @@ from starlette.responses import Response
 from gangline.protocol.names import API_PREFIX
 from service.api.deps import AppState, JsonBody, State, allowed_job, caller, json_response
 from service.api.jobs import show_job
+from service.api.members import only, reason_given
 from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.domain.priority import LEAST_PRIORITY, MOST_PRIORITY, read_priority
-from service.domain.text import problem_with_characters, shown
+from service.domain.text import shown
 from service.errors import InvalidRequest
 from service.operations.hold_job import hold_job
 from service.operations.release_job import release_job
@@ -21,30 +22,20 @@ from service.operations.set_priority import set_priority
 
 router = APIRouter(prefix=f"{API_PREFIX}/jobs")
 Turner = Annotated[Principal, Depends(caller(Action.JOB_TURN))]
-MAX_REASON = 1_000
 
 
 @router.post("/{job_id}/hold")
 def post_hold(state: State, principal: Turner, job_id: int, body: JsonBody) -> Response:
     """Hold a job: it does not start until it is released. Again changes nothing."""
+    only(body, "reason")
     owner_id = _owner_id(state, principal, job_id)
-    reason = body.get("reason", "")
-    if not isinstance(reason, str) or len(reason) > MAX_REASON:
-        raise InvalidRequest(
-            f"reason {shown(reason)} is not a text of at most {MAX_REASON} characters",
-            fix="Say it shorter, on one line.",
-        )
-    if problem := problem_with_characters(reason):
-        raise InvalidRequest(
-            f"reason {shown(reason)} {problem}",
-            fix="Write it on one line: everybody sees it as why the job waits.",
-        )
+    reason = reason_given(body)
     hold_job(
         state.database,
         job_id,
         actor=principal.name,
         is_for_owner=principal.user_id == owner_id,
-        reason=reason.strip(),
+        reason=reason,
     )
     return json_response(show_job(state, principal, job_id))
 
@@ -60,6 +51,7 @@ def post_release(state: State, principal: Turner, job_id: int) -> Response:
 @router.post("/{job_id}/priority")
 def post_priority(state: State, principal: Turner, job_id: int, body: JsonBody) -> Response:
     """Change a job's priority: low, normal, high, a number from -100 to 100, or top."""
+    only(body, "priority")
     _owner_id(state, principal, job_id)
     value = body.get("priority")
     try:

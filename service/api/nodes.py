@@ -14,14 +14,15 @@ from sqlalchemy import Connection, Row, select
 from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
-from service.api.deps import AppState, JsonBody, State, caller, flag, json_response
+from service.api.deps import AppState, JsonBody, State, caller, json_response
+from service.api.members import flag, only, reason_given
 from service.api.times import end_given
 from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.clock import rfc3339
 from service.db.tables import allocations, attempt_nodes, attempts, gpu_use, gpus, jobs, nodes, users
 from service.domain.gpu_use import idle_while_held
-from service.domain.text import problem_with_characters, shown
+from service.domain.text import shown
 from service.errors import InvalidRequest, NotFound
 from service.operations.cordon_node import cordon_node, resume_node
 from service.operations.drain_node import drain_node
@@ -30,7 +31,7 @@ from service.operations.release_node import release_node
 
 router = APIRouter(prefix=f"{API_PREFIX}/nodes")
 Admin = Annotated[Principal, Depends(caller(Action.ADMINISTER))]
-MAX_REASON_LENGTH = 500
+MOST_IN_REASON = 500
 
 
 @router.get("")
@@ -124,8 +125,8 @@ def _may_name(principal: Principal, holder: Any) -> bool:
 @router.post("/{name}/cordon")
 def post_cordon(state: State, principal: Admin, name: str, body: JsonBody) -> Response:
     """Give a node no new work; what runs there runs on."""
-    _only(body, "reason", "until")
-    reason, until = _reason(body), _until(state, body)
+    only(body, "reason", "until")
+    reason, until = _needed_reason(body), _until(state, body)
     cordon_node(state.database, name=name, reason=reason, until=until, actor=principal.name)
     return json_response(_one(state, principal, name))
 
@@ -133,13 +134,13 @@ def post_cordon(state: State, principal: Admin, name: str, body: JsonBody) -> Re
 @router.post("/{name}/drain")
 def post_drain(state: State, principal: Admin, name: str, body: JsonBody) -> Response:
     """Give a node no new work, and move the jobs that can go on elsewhere; with `now`, stop the others too."""
-    _only(body, "reason", "until", "now")
+    only(body, "reason", "until", "now")
     is_now = flag(body, "now")
     drained = drain_node(
         state.database,
         state.settings,
         name=name,
-        reason=_reason(body),
+        reason=_needed_reason(body),
         until=_until(state, body),
         is_now=is_now,
         actor=principal.name,
@@ -165,14 +166,14 @@ def post_resume(state: State, principal: Admin, name: str) -> Response:
 @router.post("/{name}/labels")
 def post_labels(state: State, principal: Admin, name: str, body: JsonBody) -> Response:
     """Set labels of a node; null takes one away, those not named stay."""
-    _only(body, "labels", "reason")
+    only(body, "labels", "reason")
     changes = body.get("labels")
     if not isinstance(changes, dict) or not changes:
         raise InvalidRequest(
             f"labels is {shown(changes) if changes else 'empty'}, not an object with labels",
             fix='Send it like {"switch": "leaf-3"}.',
         )
-    label_node(state.database, name=name, changes=changes, reason=_reason(body, is_needed=False), actor=principal.name)
+    label_node(state.database, name=name, changes=changes, reason=_reason(body), actor=principal.name)
     return json_response(_one(state, principal, name))
 
 
@@ -191,22 +192,12 @@ def _one(state: AppState, principal: Principal, name: str) -> dict[str, Any]:
     return found[0]
 
 
-def _only(body: dict[str, Any], *known: str) -> None:
-    if unknown := sorted(body.keys() - set(known)):
-        raise InvalidRequest(f"unknown keys: {', '.join(unknown)}", fix=f"Known keys: {', '.join(known)}.")
+def _reason(body: dict[str, Any]) -> str:
+    return reason_given(body, most=MOST_IN_REASON).removesuffix(".")
 
 
-def _reason(body: dict[str, Any], *, is_needed: bool = True) -> str:
-    reason = body.get("reason", "")
-    if not isinstance(reason, str) or len(reason) > MAX_REASON_LENGTH:
-        raise InvalidRequest(
-            f"reason {shown(reason)} is not a text of at most {MAX_REASON_LENGTH} characters",
-            fix="Say it shorter, on one line.",
-        )
-    if (problem := problem_with_characters(reason)) is not None:
-        raise InvalidRequest(f"reason {shown(reason)} {problem}", fix="Write it on one line, without that character.")
-    reason = reason.strip().removesuffix(".")
-    if is_needed and not reason:
+def _needed_reason(body: dict[str, Any]) -> str:
+    if not (reason := _reason(body)):
         raise InvalidRequest("reason is missing", fix="Say why: everybody whose job waits for the node reads it.")
     return reason
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from gangline.protocol.names import API_PREFIX
 from service.api.deps import JsonBody, State, caller, json_response
+from service.api.members import only
 from service.auth.permissions import Action
 from service.auth.principals import Principal
 from service.domain.text import shown
@@ -25,11 +26,9 @@ MAX_NUMBER = 2**31 - 1
 @router.post("/teams/{team}/quota")
 def post_quota(state: State, principal: Admin, team: str, body: JsonBody) -> Response:
     """Set a team's quota and cap: quota_gpus, quota_nodes, cap_gpus; null takes one away, what is left out stays."""
-    if not body or set(body) - set(MEANINGS):
-        raise InvalidRequest(
-            f"the body has {_keys(body)}, but takes {', '.join(MEANINGS)}",
-            fix=f"Give one or more of {', '.join(MEANINGS)}, and nothing else.",
-        )
+    only(body, *MEANINGS)
+    if not body:
+        raise InvalidRequest("the body is empty", fix=f"Give one or more of {', '.join(MEANINGS)}.")
     changes = {name: _number(body, name) for name in body}
     after, warnings = set_quota(state.database, team=team, changes=changes, actor=principal.name)
     return json_response({"name": team, **after, "warnings": warnings})
@@ -38,8 +37,9 @@ def post_quota(state: State, principal: Admin, team: str, body: JsonBody) -> Res
 @router.post("/users/{name}/cap")
 def post_cap(state: State, principal: Admin, name: str, body: JsonBody) -> Response:
     """Set the most GPUs that a user's jobs hold at once: cap_gpus; null for no cap."""
-    if set(body) != {"cap_gpus"}:
-        raise InvalidRequest(f"the body has {_keys(body)}, but takes cap_gpus", fix="Give cap_gpus, and nothing else.")
+    only(body, "cap_gpus")
+    if not body:
+        raise InvalidRequest("cap_gpus is missing", fix="Give cap_gpus a whole number from 0, or null for no cap.")
     cap = _number(body, "cap_gpus")
     set_user_cap(state.database, user=name, cap_gpus=cap, actor=principal.name)
     return json_response({"name": name, "cap_gpus": cap})
@@ -60,10 +60,6 @@ def delete_top_priority(state: State, principal: Admin, name: str) -> Response:
 def _granted(state: State, principal: Principal, name: str, *, is_granted: bool) -> Response:
     num_jobs = grant_priority(state.database, user=name, is_granted=is_granted, actor=principal.name)
     return json_response({"name": name, "top_priority": is_granted, "jobs_at_top": num_jobs})
-
-
-def _keys(body: dict[str, Any]) -> str:
-    return ", ".join(sorted(body)) or "no keys"
 
 
 def _number(body: dict[str, Any], name: str) -> int | None:

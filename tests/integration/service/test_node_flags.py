@@ -101,7 +101,7 @@ def test_an_unknown_node_is_not_found(api: Api, verb: str) -> None:
         ({"reason": "x", "until": "2030-01-01T09:00:00"}, "has no zone"),
         ({"reason": "x", "until": "2020-01-01T09:00:00Z"}, "does not lie ahead"),
         ({"reason": "x", "until": "0s"}, "does not lie ahead"),
-        ({"reason": "x", "till": "2h"}, "unknown keys: till"),
+        ({"reason": "x", "till": "2h"}, "unknown members: till"),
     ],
 )
 def test_a_cordon_without_a_reason_or_with_an_end_that_is_none_is_refused(

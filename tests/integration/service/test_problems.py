@@ -10,6 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from service.api.deps import json_body
 from service.api.problems import install_problem_handlers
 from service.errors import DatabaseUnavailable, FieldProblem, ServiceError
 from tests.contracts.documents import OTHER_CODES, error_classes
@@ -137,10 +138,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/jobs/{job}/requeue", {"from_start": "yes"}, 'from_start is "yes"'),
     ("/jobs/{job}/cancel", {"reason": ["x"]}, "reason a list"),
     ("/teams/red/quota", {"quota_gpus": -1}, "quota_gpus is -1"),
-    ("/teams/red/quota", {"gpus": 3}, "the body has gpus"),
-    ("/teams/red/quota", {}, "the body has no keys"),
+    ("/teams/red/quota", {"gpus": 3}, "unknown members: gpus"),
+    ("/teams/red/quota", {}, "the body is empty"),
     ("/users/ann/cap", {"cap_gpus": "x"}, 'cap_gpus is "x"'),
-    ("/users/ann/cap", {"cap": 3}, "the body has cap"),
+    ("/users/ann/cap", {}, "cap_gpus is missing"),
+    ("/users/ann/cap", {"cap": 3}, "unknown members: cap"),
     ("/users", {"name": "eve", "admin": "yes"}, 'admin is "yes"'),
     ("/users", {"name": 7}, "name is 7"),
     ("/users", {"name": "a b"}, "'a b'"),
@@ -258,3 +260,38 @@ def test_readiness_says_no_while_the_database_is_away(api: Api, monkeypatch: pyt
     answer = api.request("GET", "//readyz", None)
     assert (answer.status_code, check_problem(answer)["code"]) == (503, "database_unavailable")
     assert api.request("GET", "//healthz", None).status_code == 200
+
+
+READS_A_BODY = [
+    pytest.param(route, id=f"{route.method} {route.template}")
+    for route in all_routes()
+    if route.audience == "user" and json_body in route.calls
+]
+
+
+@pytest.mark.parametrize("route", READS_A_BODY)
+def test_a_misspelt_member_is_refused_by_name_and_changes_nothing(api: Api, route: Route) -> None:
+    api.node("node-1")
+    api.submit()
+    before = api.snapshot()
+
+    problem = check_problem(route.call(api, "root", json={"raeson": "new driver"}))
+
+    assert (problem["code"], problem["detail"]) == ("invalid_request", "unknown members: raeson")
+    assert problem["fix"].startswith("Known: ")
+    assert api.snapshot() == before
+
+
+@pytest.mark.parametrize("verb", ["cancel", "requeue", "hold"])
+@pytest.mark.parametrize("reason", ["a\nb", "\x1b[2J", "\u202egnp", 5, "x" * 1001])
+def test_a_reason_that_others_could_not_read_on_one_line_is_refused_with_its_value(
+    api: Api, verb: str, reason: object
+) -> None:
+    job_id = api.submit()
+    before = api.snapshot()
+
+    problem = check_problem(api.request("POST", f"/jobs/{job_id}/{verb}", "ann", json={"reason": reason}))
+
+    assert problem["code"] == "invalid_request"
+    assert problem["detail"].startswith("reason ")
+    assert api.snapshot() == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -31,6 +31,8 @@ class Route:
     audience: str
     """`open`, `user`, `enrolment`, `node` or `part`."""
     action: Action | None
+    calls: tuple[Any, ...] = field(default=(), repr=False)
+    """All functions that it depends on."""
 
     @property
     def path(self) -> str:
@@ -72,6 +74,7 @@ def all_routes() -> list[Route]:
                     template=route.path,  # type: ignore[attr-defined]
                     audience=audience,
                     action=actions[0] if actions else None,
+                    calls=tuple(calls),
                 )
             )
     return routes
