@@ -5,8 +5,6 @@ What ran is read from a file to which the jobs themselves append (O_APPEND): one
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -18,11 +16,13 @@ from gangline.protocol.names import LAUNCH_TASK, node_queue
 from service.events.dispatcher import make_producer_app
 from tests.support.evidence import WRITER, Evidence, assert_log_is_evidence, gang
 from tests.support.redis import RedisServer
-from tests.support.stack import Stack
+from tests.support.stack import TEST_SECONDS, Stack, kill
 from tests.support.tampering import Tamperer
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.timeout(TEST_SECONDS)
 NUM_ATTEMPTS = 60
+NO_ATTEMPT = 424242
 MARK = 'echo "$GANGLINE_ATTEMPT $$" >> "$EVIDENCE/ran"; sleep 0.2'
 ORDER = 'echo "$GANGLINE_JOB_ID" >> "$EVIDENCE/ran"'
 
@@ -55,7 +55,7 @@ def has_run(evidence: Evidence, num_jobs: int) -> bool:
 
 def celery_pid(stack: Stack, node: str) -> int:
     """Pid of the Celery worker of a node's agent."""
-    return int(wait_until(lambda: stack.status(node)["celery_pid"], 30, f"{node} has no Celery worker"))
+    return int(wait_until(lambda: stack.status(node)["celery_pid"], 60, f"{node} has no Celery worker"))
 
 
 def test_o13_sixty_attempts_with_tripled_and_lost_hints_run_once_each(
@@ -66,22 +66,40 @@ def test_o13_sixty_attempts_with_tripled_and_lost_hints_run_once_each(
     with Stack(database_url=hints_database, slots=4, server_broker=redis_server) as stack:
         assert stack.redis is not None
         with Tamperer(redis_server, stack.redis, stack.node_names) as tamperer:
-            for name in stack.node_names:
-                celery_pid(stack, name)
-            jobs = submit_marks(stack, evidence, NUM_ATTEMPTS)
+            wait_until_heard(stack)
+            jobs = submit_marks(stack, evidence, NUM_ATTEMPTS // 2)
 
-            wait_until(lambda: len(evidence.lines("ran")) >= 15, 60, "the jobs do not start")
+            wait_until(partial(has_run, evidence, NUM_ATTEMPTS // 4), 120, "the jobs do not start")
+            # The proof that hints were lost, and arrived thrice: claims dropped the rest. It is taken here since the
+            # next hints may all be lost with Redis, and jobs do not wait for them.
+            wait_until(lambda: tamperer.num_lost >= 5, 120, lambda: f"only {tamperer.num_taken} hints were sent")
+            wait_until(lambda: num_duplicates(stack) >= 20, 120, lambda: f"only {num_duplicates(stack)} came again")
+            jobs += submit_marks(stack, evidence, NUM_ATTEMPTS // 2)
             redis_server.restart(keep_data=False)
             stack.redis.restart(keep_data=False)
-            wait_until(lambda: len(evidence.lines("ran")) >= 30, 60, "no job starts after the loss of Redis")
-            os.kill(celery_pid(stack, "node-1"), signal.SIGKILL)
+            at_least = NUM_ATTEMPTS // 2 + 1
+            wait_until(partial(has_run, evidence, at_least), 120, "no job starts after the loss of Redis")
+            kill(celery_pid(stack, "node-1"))
 
             assert_each_ran_once(stack, evidence, jobs)
-        hints = [stack.status(name)["hints"] for name in stack.node_names]
 
-    assert tamperer.num_lost >= 5
-    # The proof that hints arrived thrice: claims dropped the rest.
-    assert sum(counters["duplicates"] for counters in hints) >= 20
+
+def wait_until_heard(stack: Stack) -> None:
+    """Until every node hears hints: its Celery worker takes seconds to start, in which jobs start by heartbeat."""
+    for name in stack.node_names:
+        celery_pid(stack, name)
+        ring(stack, name, NO_ATTEMPT)
+        wait_until(partial(num_received, stack, name), 120, f"{name} hears no hint")
+
+
+def num_received(stack: Stack, node: str) -> int:
+    """Hints that a node's agent has heard."""
+    return int(stack.status(node)["hints"]["received"])
+
+
+def num_duplicates(stack: Stack) -> int:
+    """Hints that came again, or for what is not there."""
+    return sum(int(stack.status(name)["hints"]["duplicates"]) for name in stack.node_names)
 
 
 def test_o25_redis_restarts_again_and_again_and_jobs_start_before_during_and_after(tmp_path: Path) -> None:
@@ -93,25 +111,25 @@ def test_o25_redis_restarts_again_and_again_and_jobs_start_before_during_and_aft
             jobs += submit_marks(stack, evidence, 2)
             stack.redis.kill9()
             jobs += submit_marks(stack, evidence, 2)
-            wait_until(lambda: hints_health(stack) == "failing", 20, "/readyz does not say that hints fail")
+            wait_until(lambda: hints_health(stack) == "failing", 120, "/readyz does not say that hints fail")
             stack.redis.start()
         jobs += submit_marks(stack, evidence, 2)
 
         assert_each_ran_once(stack, evidence, jobs)
         # Hints work again, and are consumed: without that, jobs would start by heartbeat only.
-        before = stack.status("node-1")["hints"]["received"] + stack.status("node-2")["hints"]["received"]
+        before = sum(num_received(stack, name) for name in stack.node_names)
 
         def is_rung() -> bool:
             stack.wait_end(stack.submit(run={"command": "true"}))
-            after = stack.status("node-1")["hints"]["received"] + stack.status("node-2")["hints"]["received"]
+            after = sum(num_received(stack, name) for name in stack.node_names)
             return after > before and hints_health(stack) == "ok"
 
-        wait_until(is_rung, 30, "no hint arrives any more after Redis came back")
+        wait_until(is_rung, 180, "no hint arrives any more after Redis came back")
 
 
 def hints_health(stack: Stack) -> str:
     """What `/readyz` says of the hints."""
-    return str(httpx.get(f"{stack.url}/readyz", timeout=5).json()["hints"])
+    return str(httpx.get(f"{stack.url}/readyz", timeout=60).json()["hints"])
 
 
 def test_o26_a_flushed_redis_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:
@@ -122,7 +140,7 @@ def test_o26_a_flushed_redis_loses_nothing_and_keeps_the_order(tmp_path: Path) -
         jobs = submit_marks(stack, evidence, 10, ORDER)
         for count in range(1, 11):
             assert stack.redis.command("FLUSHALL") == "+OK"
-            wait_until(partial(has_run, evidence, count), 30, f"job {count} does not run")
+            wait_until(partial(has_run, evidence, count), 120, f"job {count} does not run")
 
         assert [stack.wait_end(job_id)["state"] for job_id in jobs] == ["succeeded"] * 10
         assert [int(line) for line in evidence.lines("ran")] == jobs
@@ -130,7 +148,7 @@ def test_o26_a_flushed_redis_loses_nothing_and_keeps_the_order(tmp_path: Path) -
 
 def test_o27_an_agent_killed_during_a_job_adopts_it(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path / "evidence")
-    with Stack() as stack:
+    with Stack(settings={"UNREACHABLE_SECONDS": "2"}) as stack:
         job_id = stack.python_job(WRITER, **gang(evidence))
         running = stack.wait_state(job_id, "running")
         attempt_id = running["attempt"]["id"]
@@ -160,8 +178,8 @@ def test_o13_a_forged_hint_starts_nothing(tmp_path: Path) -> None:
         (other,) = set(stack.node_names) - {used}
         celery_pid(stack, other)
 
-        ring(stack, other, running["attempt"]["id"], 424242)
-        wait_until(lambda: stack.status(other)["hints"]["duplicates"] >= 2, 20, "the rings did not arrive")
+        ring(stack, other, running["attempt"]["id"], NO_ATTEMPT)
+        wait_until(lambda: stack.status(other)["hints"]["duplicates"] >= 2, 120, "the rings did not arrive")
 
         assert stack.attempts_on(other) == []
         evidence.release()

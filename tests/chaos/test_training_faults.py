@@ -31,9 +31,10 @@ ENTRY = Path(__file__).parents[1] / "distributed" / "faulty_entry.py"
 NUM_RANKS = 2
 AT_ONCE = 3
 """Trainings that the pool runs at once, each on one node or on two."""
-SECONDS = 180.0
-HANG_AFTER = "4s"
-"""Only where a hang is the point: filling a gigabyte on a busy machine may take as long."""
+SECONDS = 600.0
+HANG_AFTER = "12s"
+"""Only where a hang is the point: filling a gigabyte on a busy machine may take as long. Longer than the machine may
+stand still for the supervisor to hold it against the ranks."""
 MEMORY = "1536MiB"
 RIGHT_RANKS = 0.95
 """Part of the injections of a kind in which the rank is right."""
@@ -59,6 +60,7 @@ KINDS = {
     "nan": Kind(fault="nan", outcome="nan_loss", text="the loss is not finite"),
 }
 TIMES = [3, pytest.param(20, marks=pytest.mark.full)]
+pytestmark = pytest.mark.timeout(3600)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,6 @@ def finish(pool: Stack, job_id: int) -> None:
 
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("name", sorted(KINDS))
-@pytest.mark.timeout(1800)
 def test_each_fault_is_classed_right_and_its_rank_is_named(pool: Stack, name: str, times: int) -> None:
     kind, draw = KINDS[name], random.Random(f"{name} {times}")
     injected = {}
@@ -138,7 +139,6 @@ def test_each_fault_is_classed_right_and_its_rank_is_named(pool: Stack, name: st
 
 
 @pytest.mark.parametrize("times", TIMES)
-@pytest.mark.timeout(1800)
 def test_a_killed_agent_ends_no_training(pool: Stack, times: int) -> None:
     """Each of `times` trainings has an agent killed under it; three run at once."""
     draw = random.Random(times)
@@ -155,16 +155,17 @@ def test_a_killed_agent_ends_no_training(pool: Stack, times: int) -> None:
 
 
 @pytest.mark.parametrize("times", TIMES)
-@pytest.mark.timeout(1800)
 def test_sigterm_to_one_rank_in_an_evaluation_is_a_preemption_that_loses_no_step(pool: Stack, times: int) -> None:
     draw = random.Random(times)
     for begin in range(0, times, AT_ONCE):
         ids = [
             submit_evaluating(pool, num_nodes=1 + number % 2) for number in range(begin, min(begin + AT_ONCE, times))
         ]
-        for job_id in ids:
-            wait_for_phase(pool, job_id, "evaluation")
+        left = set(ids)
+        while left:  # whichever comes to it first: it might be through with it before another begins
+            job_id = wait_until(partial(first_in_phase, pool, left, "evaluation"), SECONDS, "no job evaluates")
             kill(rank_pid(pool, job_id, draw.randrange(NUM_RANKS)), signal.SIGTERM)
+            left.remove(job_id)
 
         for job_id, outcome, _ in first_ends(pool, ids):
             assert outcome == "preempted", pool.describe(job_id)
@@ -201,7 +202,6 @@ def test_a_requeued_training_goes_on_where_it_was_and_pays_no_retry(pool: Stack,
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.full)])
-@pytest.mark.timeout(1800)
 def test_o52_a_lost_launcher_stops_both_nodes_and_one_new_attempt_resumes(pool: Stack, times: int) -> None:
     """SIGTERM and SIGKILL in turn, to the supervisor of the second node, while both ranks train."""
     draw = random.Random(times)
@@ -225,13 +225,12 @@ def test_o52_a_lost_launcher_stops_both_nodes_and_one_new_attempt_resumes(pool: 
 
 
 @pytest.mark.parametrize("times", [4, pytest.param(50, marks=pytest.mark.full)])
-@pytest.mark.timeout(1800)
 def test_trainings_that_end_well_on_a_loaded_machine_are_never_called_failed(pool: Stack, times: int) -> None:
     burner = [sys.executable, "-c", "while True: pass"]
     burners = [subprocess.Popen(burner, preexec_fn=die_with_parent()) for _ in range(os.cpu_count() or 1)]
     try:
         ids = [submit(pool, steps=5, eval_length=20, num_nodes=1 + number % 2) for number in range(times)]
-        ended = [pool.wait_end(job_id, 60 + 20.0 * times) for job_id in ids]
+        ended = [pool.wait_end(job_id, SECONDS + 60.0 * times) for job_id in ids]
     finally:
         for process in burners:
             end(process, first=signal.SIGKILL)
@@ -243,11 +242,16 @@ def test_trainings_that_end_well_on_a_loaded_machine_are_never_called_failed(poo
 def wait_for_phase(pool: Stack, job_id: int, phase: str) -> None:
     """Until the job reports that it is in this phase."""
 
-    def there() -> bool:
-        progress = pool.job(job_id).get("progress") or {}
-        return progress.get("phase") == phase
+    wait_until(partial(first_in_phase, pool, {job_id}, phase), SECONDS, lambda: pool.describe(job_id))
 
-    wait_until(there, SECONDS, lambda: pool.describe(job_id))
+
+def first_in_phase(pool: Stack, job_ids: set[int], phase: str) -> int | None:
+    """A job of these that reports that it is in this phase; None while there is none."""
+    for job_id in sorted(job_ids):
+        progress = pool.job(job_id).get("progress") or {}
+        if progress.get("phase") == phase:
+            return job_id
+    return None
 
 
 def wait_for_step(pool: Stack, job_id: int, step: int, attempt: int = 1) -> None:

@@ -26,10 +26,15 @@ from torch import nn
 from tests.distributed.checkpoint_cases import ALONE, Told, at, checkpointer_for, differences, plan_for, snapshot
 from tests.support.child import die_with_parent
 from trainer.checkpoint.checkpointer import CheckpointFailed
-from trainer.checkpoint.layout import BrokenCheckpoint, list_checkpoints, list_leftovers, verify
+from trainer.checkpoint.layout import TEMPORARY_PREFIX, BrokenCheckpoint, list_checkpoints, list_leftovers, verify
 
 WIDTH = 256
-LONGEST_ROUND_SECONDS = 0.25
+MOST_SAVES = 4
+"""Of a round before its kill. Counted, not timed: a busy machine makes as many."""
+LONGEST_WAIT_SECONDS = 0.1
+"""From the beginning of the last of them to the kill."""
+MOST_STOPS = 50
+"""Looks for a save in every other round; more than half of all moments are in one."""
 
 
 def model_at(step: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -63,7 +68,7 @@ def broken_ones(root: Path) -> list[str]:
 
 
 def save_until_killed(root: Path, out: int, seed: int) -> None:
-    """Continue from what is there, then save each step; tell each that is complete."""
+    """Continue from what is there, then save each step; tell each that begins and each that is complete."""
     die_with_parent()()
     chance = random.Random(seed)
     told = Told()
@@ -76,6 +81,7 @@ def save_until_killed(root: Path, out: int, seed: int) -> None:
     while True:
         step += 1
         move_to(model, optimizer, step)
+        _tell(out, {"began": step})
         checkpointer.save(model, optimizer, at(step), is_async=chance.random() < 0.5)
         if chance.random() < 0.5:
             checkpointer.wait()
@@ -95,11 +101,14 @@ def kill_rounds(root: Path, rounds: int, seed: int) -> None:
                 os._exit(1)
         os.close(sender)
         text = b""
-        while b"\n" not in text:  # what comes before the first save is not what is tested
+        while text.count(b"began") < 1 + number % MOST_SAVES:  # what comes before the first is not what is tested
             text += _read(receiver, 60.0)
-        deadline = time.monotonic() + chance.uniform(0, LONGEST_ROUND_SECONDS)
-        while (left := deadline - time.monotonic()) > 0:
-            text += _read(receiver, left)
+        text += _read_for(receiver, chance.uniform(0, LONGEST_WAIT_SECONDS))
+        for _ in range(MOST_STOPS if number % 2 else 0):  # any moment, but then one of a save
+            if _is_stopped_in_a_save(child, root):
+                break
+            os.kill(child, signal.SIGCONT)
+            text += _read_for(receiver, chance.uniform(0, LONGEST_WAIT_SECONDS))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         while part := os.read(receiver, 65536):
@@ -110,7 +119,7 @@ def kill_rounds(root: Path, rounds: int, seed: int) -> None:
         answer = {
             **lines[0],
             "killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL,
-            "finished": max((line["finished"] for line in lines[1:]), default=lines[0]["restored"]),
+            "finished": max(line.get("finished", lines[0]["restored"]) for line in lines),
             "newest": found[0].step if found else 0,
             "broken": broken_ones(root),
             "interrupted": [folder.name for folder in list_leftovers(root)],
@@ -156,6 +165,21 @@ def fill(root: Path, num_bytes: int) -> None:
 
 def _tell(out: int, value: dict[str, Any]) -> None:
     os.write(out, json.dumps(value).encode() + b"\n")
+
+
+def _is_stopped_in_a_save(child: int, root: Path) -> bool:
+    """Stop the child; whether it stands while a checkpoint has not its final name yet."""
+    os.kill(child, signal.SIGSTOP)
+    os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    return any(folder.name.startswith(f"{TEMPORARY_PREFIX}step-") for folder in list_leftovers(root))
+
+
+def _read_for(receiver: int, seconds: float) -> bytes:
+    """What comes in so many seconds."""
+    text, deadline = b"", time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        text += _read(receiver, left)
+    return text
 
 
 def _read(receiver: int, seconds: float) -> bytes:

@@ -12,7 +12,7 @@ import torch
 
 from tests.distributed.checkpoint_cases import Told, at, damage, path_of
 from tests.distributed.checkpoint_plans import Run, expected, is_same, problems_of, start, trained
-from tests.support.ranks import Ranks
+from tests.support.ranks import TEST_SECONDS, Ranks
 from trainer.checkpoint.checkpointer import CheckpointMismatch, NoUsableCheckpoint
 from trainer.checkpoint.layout import list_checkpoints, verify
 from trainer.checkpoint.restoring import load_own_state
@@ -20,7 +20,10 @@ from trainer.checkpoint.state import flat_state, local_part, model_values
 from trainer.failure import ConfigError
 from trainer.mesh import Mesh
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.timeout(TEST_SECONDS),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
 
 
 @pytest.fixture(scope="module")

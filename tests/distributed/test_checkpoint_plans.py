@@ -14,13 +14,16 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from tests.distributed.checkpoint_cases import at, path_of
 from tests.distributed.checkpoint_plans import MAKERS, WAYS, problems_of, start, trained
-from tests.support.ranks import Ranks
+from tests.support.ranks import TEST_SECONDS, Ranks
 from trainer.checkpoint.export import export_checkpoint
 from trainer.checkpoint.layout import verify
 from trainer.checkpoint.state import local_part
 from trainer.mesh import Mesh
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # an export is of one process
+pytestmark = [
+    pytest.mark.timeout(TEST_SECONDS),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),  # an export is of one process
+]
 
 PLANS = ["whole", "replicated", "sharded", "hybrid", "tensor", "stages", "sharded_stages"]
 

@@ -32,13 +32,19 @@ from tests.distributed.checkpoint_cases import (
     snapshot,
     train,
 )
-from tests.support.ranks import RankFailed, Ranks
+from tests.support.ranks import TEST_SECONDS, RankFailed, Ranks
 from tests.support.wait import wait_until
 from trainer.checkpoint import saving
 from trainer.checkpoint.checkpointer import FAILED, Checkpointer, CheckpointFailed, NoUsableCheckpoint
 from trainer.checkpoint.layout import list_checkpoints, list_leftovers, verify
 from trainer.failure import exit_code_of
 from trainer.mesh import Mesh
+
+pytestmark = pytest.mark.timeout(TEST_SECONDS)
+
+SOON_SECONDS = 40.0
+"""Ranks that wait for one that does not come wait for 60."""
+WAIT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +148,7 @@ def test_a_rank_that_cannot_write_fails_the_save_on_all_ranks_with_its_cause(
     assert text.startswith("the checkpoint of step 2 could not be written: rank 1: ")
     assert "File too large" in text
     assert (is_storage_full, finished) == (True, FAILED)
-    assert max(one[3] for one in found) < 10
+    assert max(one[3] for one in found) < SOON_SECONDS
     assert [one.step for one in list_checkpoints(tmp_path)] == [1]
     assert list_leftovers(tmp_path) == []
 
@@ -191,7 +197,7 @@ def save_in_background_where_one_dies(mesh: Mesh, root: str) -> None:
 
     saving._write_shards = die_instead  # type: ignore[assignment]  # these processes end with the case
     saver.save(model, optimizer, at(2), is_async=True)
-    leave_with_the_error(mesh, root, lambda: wait_until(lambda: saver.finished_step == 2, 40, "an end"))
+    leave_with_the_error(mesh, root, lambda: wait_until(lambda: saver.finished_step == 2, WAIT_SECONDS, "an end"))
 
 
 def leave_with_the_error(mesh: Mesh, root: str, work: Callable[[], object]) -> None:
@@ -209,7 +215,7 @@ def test_when_a_rank_dies_the_others_fail_soon_and_the_older_checkpoint_stays(
     four: Ranks, tmp_path: Path, case: Any
 ) -> None:
     with pytest.raises(RankFailed) as caught:
-        four.run(case, str(tmp_path), seconds=40)
+        four.run(case, str(tmp_path), seconds=SOON_SECONDS)
 
     assert caught.value.types == dict.fromkeys(range(4), "died"), caught.value
     for rank in (0, 2, 3):
@@ -233,7 +239,7 @@ def save_on_each_node(mesh: Mesh, root: str) -> list[str]:
         train(model, optimizer, 1, seed=step)
         saver.save(model, optimizer, at(step), is_async=step % 2 == 0)
         # As the loop does: announced once the minimum over all ranks has got there
-        finished = wait_until(lambda: saver.finished_step, 10, "this node's copy is complete")
+        finished = wait_until(lambda: saver.finished_step, WAIT_SECONDS, "this node's copy is complete")
         while -mesh.max([-finished])[0] < step:
             finished = saver.finished_step
         saver.announce(step)

@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.child import die_with_parent
-from tests.support.postgres import free_port
+from tests.support.child import die_with_parent, end
+from tests.support.ports import held_port
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "ddp_script" / "train.py"
 STOPPED = 75
+END_SECONDS = 150.0
+"""Of which importing torch may take a minute on a busy machine."""
+
+pytestmark = pytest.mark.timeout(4 * END_SECONDS)
 
 
 def run_ranks(folder: Path, world_size: int, *arguments: str, rank_environment: dict[int, dict[str, str]]) -> list[int]:
     """Run the script as `world_size` ranks; events, output and errors per rank lie in `folder`. Returns exit codes."""
-    port = free_port()
-    ranks = []
-    for rank in range(world_size):
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "CUDA_VISIBLE_DEVICES": "",
-            "GANGLINE_EVENTS_FILE": str(folder / f"events-{rank}.jsonl"),
-            "TORCHELASTIC_ERROR_FILE": str(folder / f"error-{rank}.json"),
-            **rank_environment.get(rank, {}),
-        }
-        with open(folder / f"output-{rank}.log", "wb") as output:
-            command = [sys.executable, str(SCRIPT), *arguments]
-            ranks.append(
-                subprocess.Popen(command, env=environment, stdout=output, stderr=output, preexec_fn=die_with_parent())
-            )
-    return [process.wait(timeout=60) for process in ranks]
+    with held_port() as port, contextlib.ExitStack() as leaving:
+        ranks = []
+        for rank in range(world_size):
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "CUDA_VISIBLE_DEVICES": "",
+                "GANGLINE_EVENTS_FILE": str(folder / f"events-{rank}.jsonl"),
+                "TORCHELASTIC_ERROR_FILE": str(folder / f"error-{rank}.json"),
+                **rank_environment.get(rank, {}),
+            }
+            with open(folder / f"output-{rank}.log", "wb") as output:
+                command = [sys.executable, str(SCRIPT), *arguments]
+                process = subprocess.Popen(
+                    command, env=environment, stdout=output, stderr=output, preexec_fn=die_with_parent()
+                )
+            leaving.callback(end, process, first=signal.SIGKILL)
+            ranks.append(process)
+        return [process.wait(timeout=END_SECONDS) for process in ranks]
 
 
 def reported(folder: Path, rank: int, key: str) -> list[float]:

@@ -9,10 +9,12 @@ import pytest
 
 from tests.distributed.estimate_cases import weigh_states
 from tests.distributed.training_cases import plan_for
-from tests.support.ranks import Ranks
+from tests.support.ranks import TEST_SECONDS, Ranks
 from trainer.plan.estimate import OptimizerKind, own_layers, states_of
 from trainer.plan.recipe_profiles import recipe_profile
 from trainer.plan.training_plan import TrainSettings
+
+pytestmark = pytest.mark.timeout(TEST_SECONDS)
 
 ARGS = {
     "num_layers": 3, "width": 12, "num_heads": 2, "tokens_per_sample": 8, "vocab_size": 37, "data": "synthetic",

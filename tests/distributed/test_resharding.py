@@ -15,10 +15,12 @@ import pytest
 from tests.distributed.reference import all_differences, by_hand
 from tests.distributed.tasks import TASKS
 from tests.distributed.training_cases import Trace, plan_for, train_and_stop, train_and_trace
-from tests.support.ranks import Ranks
+from tests.support.ranks import TEST_SECONDS, Ranks
 from trainer.checkpoint import restoring
 from trainer.mesh import Mesh
 from trainer.plan.training_plan import CheckpointSettings, ResumePoint, TrainingPlan, TrainSettings
+
+pytestmark = pytest.mark.timeout(TEST_SECONDS)
 
 TASK = "tied_transformer"
 SAVED_STEP, NUM_STEPS, NUM_TRACED = 7, 20, 5

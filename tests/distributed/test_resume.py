@@ -21,12 +21,14 @@ from gangline.protocol.outcomes import Outcome
 from gangline.protocol.pulse import Phase, Pulse
 from tests.distributed.tasks import TASKS
 from tests.distributed.training_cases import Recorder, Tensors, plan_for
-from tests.support.ranks import Ranks
+from tests.support.ranks import TEST_SECONDS, Ranks
 from trainer.assembly import assemble_task
 from trainer.loop import Surroundings, Training
 from trainer.mesh import Mesh
 from trainer.plan.training_plan import CheckpointSettings, TrainingPlan, TrainSettings
 from trainer.stop import StopFlag
+
+pytestmark = pytest.mark.timeout(TEST_SECONDS)
 
 SEED = 20261130
 # 97 samples: neither 8 nor the number of steps nor any number of ranks divides them, and 3 epochs end inside a batch.
@@ -118,7 +120,6 @@ def moments(phases: list[Phase], number: int, draw: random.Random) -> list[int]:
 @pytest.mark.parametrize("data_workers", [0, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("task", ["mlp", "mlp_with_dropout"])
 @pytest.mark.parametrize("num_moments", NUM_MOMENTS)
-@pytest.mark.timeout(600)
 def test_stopped_at_random_moments_it_ends_with_the_weights_of_one_never_stopped(
     ranks_of: dict[int, Ranks], tmp_path: Path, task: str, data_workers: int, num_moments: int
 ) -> None:

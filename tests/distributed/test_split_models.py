@@ -18,11 +18,13 @@ from tests.distributed.training_cases import (
     train_and_trace,
     train_with_fault,
 )
-from tests.support.ranks import RankFailed, Ranks
+from tests.support.ranks import TEST_SECONDS, RankFailed, Ranks
 from trainer.plan.parallel_plan import ParallelRequest, RankLayout
 from trainer.plan.problem import PlanError
 from trainer.plan.schedules import PROVEN, SCHEDULES, Combination
 from trainer.plan.training_plan import RunTarget, TrainingSpec, TrainSettings, plan_training
+
+pytestmark = pytest.mark.timeout(TEST_SECONDS)
 
 NUM_TRACED, NUM_STEPS = 5, 20
 SETTINGS = {
@@ -31,8 +33,6 @@ SETTINGS = {
 }
 TASK = "split_transformer"
 FULL = pytest.mark.full
-CASE_SECONDS = 300.0
-"""Eight ranks on two busy cores take turns at every collective."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def expected_of(task: str, optimizer: str) -> Trace:
 def check(ranks_of: dict[int, Ranks], task: str, optimizer: str, world_size: int, **parallel: Any) -> list[Trace]:
     """Train on ranks and compare; the ranks' traces."""
     plan = plan_for(task, world_size, SETTINGS[optimizer], **parallel)
-    traces: list[Trace] = ranks_of[world_size].run(train_and_trace, task, plan, NUM_TRACED, seconds=CASE_SECONDS)
+    traces: list[Trace] = ranks_of[world_size].run(train_and_trace, task, plan, NUM_TRACED)
     expected = expected_of(task, optimizer)
     assert all_differences(traces, expected) == []
     assert traces[0].losses == pytest.approx(expected.losses, rel=1e-10)

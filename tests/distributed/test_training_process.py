@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,13 +19,16 @@ import pytest
 
 from gangline.protocol.outcomes import TrainerExit
 from tests.support.child import die_with_parent, end
-from tests.support.postgres import free_port
+from tests.support.ports import held_port
 from tests.support.wait import wait_until
 from trainer.plan.parallel_plan import ParallelPlan
 from trainer.plan.training_plan import CheckpointSettings, RunTarget, TrainingPlan, TrainSettings, write_plan
 
 ROOT = Path(__file__).resolve().parents[2]
-END_SECONDS = 60.0
+END_SECONDS = 150.0
+"""Of which importing torch may take a minute on a busy machine."""
+
+pytestmark = pytest.mark.timeout(4 * END_SECONDS)
 
 
 @dataclass
@@ -32,14 +37,20 @@ class Job:
 
     folder: Path
     world_size: int
+    port: int
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self, plan: TrainingPlan, **environment: str) -> None:
-        """Start every rank."""
+    def start(self, plan: TrainingPlan, *, data_bytes: int | None = None) -> None:
+        """Start every rank. `data_bytes` bounds what each may allocate, from its first moment."""
+
+        def prepare() -> None:
+            die_with_parent()()
+            if data_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+
         (self.folder / "plan.json").write_text(write_plan(plan))
         (self.folder / "code").mkdir(exist_ok=True)
         shutil.copy(Path(__file__).with_name("faulty_entry.py"), self.folder / "code" / "mine.py")
-        port = free_port()
         for rank in range(self.world_size):
             variables = {
                 **os.environ,
@@ -48,7 +59,7 @@ class Job:
                 "WORLD_SIZE": str(self.world_size),
                 "LOCAL_WORLD_SIZE": str(self.world_size),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                "MASTER_PORT": str(self.port),
                 "CUDA_VISIBLE_DEVICES": "",
                 "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": str(ROOT),
@@ -57,7 +68,6 @@ class Job:
                 "GANGLINE_RESULT_FILE": str(self.folder / "result.json"),
                 "GANGLINE_PULSE_FILE": str(self.folder / f"pulse-{rank}"),
                 "TORCHELASTIC_ERROR_FILE": str(self.folder / f"error-{rank}.json"),
-                **environment,
             }
             with (self.folder / f"log-{rank}").open("wb") as log:
                 command = [sys.executable, "-P", "-m", "trainer", "run", str(self.folder / "plan.json")]
@@ -68,7 +78,7 @@ class Job:
                         cwd=self.folder / "code",
                         stdout=log,
                         stderr=log,
-                        preexec_fn=die_with_parent(),
+                        preexec_fn=prepare,
                     )
                 )
 
@@ -102,12 +112,28 @@ class Job:
         return json.loads(path.read_text()) if path.exists() else None
 
 
+@contextlib.contextmanager
+def job_of(folder: Path, world_size: int) -> Iterator[Job]:
+    """A job whose ranks end with the block."""
+    with held_port() as port:
+        started = Job(folder, world_size, port)
+        try:
+            yield started
+        finally:
+            for process in started.processes:
+                end(process, first=signal.SIGKILL)
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    started = Job(tmp_path, 2)
-    yield started
-    for process in started.processes:
-        end(process, first=signal.SIGKILL)
+    with job_of(tmp_path, 2) as started:
+        yield started
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Job]:
+    with job_of(tmp_path, 1) as started:
+        yield started
 
 
 def plan_of(
@@ -152,24 +178,12 @@ def test_the_rank_that_failed_is_told_apart_from_those_that_lost_it(
 
 
 def test_memory_that_cannot_be_had_is_out_of_memory(job: Job) -> None:
-    job.start(plan_of(job, fault="allocate", rank=1))
-    for process in job.processes:
-        wait_until(lambda: (job.folder / "pulse-1").exists(), END_SECONDS, "rank 1 starts")
-        limit = 4 << 30
-        resource_prlimit(process.pid, limit)
+    job.start(plan_of(job, fault="allocate", rank=1), data_bytes=4 << 30)
 
     assert job.codes() == [TrainerExit.COMMUNICATION_ERROR, TrainerExit.OUT_OF_MEMORY], job.log(1)
 
 
-def resource_prlimit(pid: int, num_bytes: int) -> None:
-    """Bound the data segment of a process."""
-    import resource
-
-    resource.prlimit(pid, resource.RLIMIT_DATA, (num_bytes, num_bytes))
-
-
-def test_an_entry_that_gives_no_task_cannot_run_as_written(tmp_path: Path) -> None:
-    alone = Job(tmp_path, 1)
+def test_an_entry_that_gives_no_task_cannot_run_as_written(alone: Job) -> None:
     alone.start(plan_of(alone, entry="mine:no_task"))
 
     assert alone.codes() == [TrainerExit.CONFIG_ERROR]
@@ -190,9 +204,8 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_with_a_checkpoint(job: Job, 
     assert [event["step"] for event in job.events("checkpoint")] == [result["step"]]
 
 
-def test_a_full_log_disk_ends_the_log_and_not_the_training(tmp_path: Path) -> None:
-    alone = Job(tmp_path, 1)
-    (tmp_path / "log-0").symlink_to("/dev/full")
+def test_a_full_log_disk_ends_the_log_and_not_the_training(alone: Job) -> None:
+    (alone.folder / "log-0").symlink_to("/dev/full")
     alone.start(plan_of(alone, steps=3))
 
     assert alone.codes() == [0]
@@ -229,9 +242,12 @@ def test_stopped_while_data_workers_load_they_do_not_die_of_the_signal(job: Job)
     job.start(plan)
     job.wait_for(lambda event: (event["step"] or 0) >= 2)
 
+    workers = [pid for process in job.processes for pid in children_of(process.pid)]
+    assert len(workers) == 4
+    for pid in workers:  # before their ranks, which end them when they stop
+        os.kill(pid, signal.SIGTERM)
     for process in job.processes:
-        for pid in [process.pid, *children_of(process.pid)]:
-            os.kill(pid, signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
 
     assert job.codes() == [TrainerExit.PREEMPTED, TrainerExit.PREEMPTED], job.log(0)
 

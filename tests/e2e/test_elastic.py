@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stack import PYTHON, Stack, hold_source
+from tests.support.stack import PYTHON, TEST_SECONDS, Stack, hold_source
 from tests.support.wait import wait_until
 
 ENTRY = Path(__file__).parents[1] / "distributed" / "faulty_entry.py"
@@ -27,13 +27,13 @@ def pool() -> Iterator[Stack]:
 
 
 def submit_training(pool: Stack) -> int:
-    """A data parallel training on 2 to 4 slots; a step takes 16 samples, of 2 ms each."""
+    """A data parallel training on 2 to 4 slots; a step takes 16 samples, of 4 ms each."""
     folder = Path(tempfile.mkdtemp(prefix="code-", dir=pool.folder))
     shutil.copy(ENTRY, folder / "mine.py")
     return pool.submit(
         code={"path": str(folder)},
         python=PYTHON,
-        run={"entry": "mine:build", "args": {"seconds": 0.002}},
+        run={"entry": "mine:build", "args": {"seconds": 0.004}},
         resources={"gpus": {"min": 2, "max": 4}},
         parallel={"strategy": "ddp"},
         train={"steps": STEPS, "batch_size": 16, "report_every": 5},
@@ -47,24 +47,24 @@ def steps_of(pool: Stack, job_id: int, attempt: int) -> list[float]:
     return list(curve.get("step", []))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(TEST_SECONDS)
 def test_a_job_that_makes_room_resumes_on_what_is_left_and_finishes(pool: Stack) -> None:
     job_id = submit_training(pool)
-    job = pool.wait_state(job_id, "running", timeout=120)
+    job = pool.wait_state(job_id, "running")
     assert (job["size"]["gpus"], job["size"]["processes_per_node"]) == (4, 4)
-    wait_until(lambda: pool.job(job_id)["checkpoint"], 120, lambda: f"no checkpoint: {pool.describe(job_id)}")
+    wait_until(lambda: pool.job(job_id)["checkpoint"], 240, lambda: f"no checkpoint: {pool.describe(job_id)}")
 
     holder = pool.python_job(hold_source(600), resources={"gpus": 2}, priority=10)
     assert pool.request("POST", f"/jobs/{job_id}/requeue", json={}).status_code == 202
-    pool.wait_log(holder, "holding", timeout=120)
+    pool.wait_log(holder, "holding")
     job = wait_until(
         lambda: (now := pool.job(job_id))["attempts"] == 2 and now,
-        120,
+        240,
         lambda: f"it does not start again: {pool.describe(job_id)}",
     )
     assert (job["size"]["gpus"], job["size"]["processes_per_node"]) == (2, 2)
 
-    job = pool.wait_end(job_id, 180)
+    job = pool.wait_end(job_id, 400)
 
     assert (job["state"], job["outcome"]) == ("succeeded", "succeeded"), pool.describe(job_id)
     assert (job["attempts"], job["size"]["gpus"], job["resources"]["gpus"]) == (2, 2, 4)

@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.stack import PYTHON, Stack, hold_source
+from tests.support.stack import PYTHON, TEST_SECONDS, Stack, hold_source
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.timeout(TEST_SECONDS)
 GANG: dict[str, Any] = {"resources": {"nodes": 2, "gpus_per_node": 2}, "stop_grace": "2s"}
 RANK = "import os, sys, time\nrank = int(os.environ['RANK'])\n"
 
 
 def pid_of_rank(pool: Stack, job_id: int, rank: int) -> int:
     """Pid of a rank: it printed it as the first word of its log."""
-    return int(wait_until(lambda: pool.log_text(job_id, rank).split("\n")[0], 60, "the rank has printed no pid"))
+    pool.wait_log(job_id, "\n", rank)
+    return int(pool.log_text(job_id, rank).split("\n")[0])
 
 
 def assert_clean(pool: Stack, job: dict[str, Any]) -> None:
@@ -128,7 +130,7 @@ def test_the_device_ids_of_the_old_tutorial_get_their_fix(pool: Stack) -> None:
         "model = torch.nn.Linear(2, 2)\n"
         "torch.nn.parallel.DistributedDataParallel(model, device_ids=[0, 1])\n"
     )
-    job = pool.wait_end(pool.python_job(source, resources={"nodes": 2, "gpus_per_node": 1}), timeout=150)
+    job = pool.wait_end(pool.python_job(source, resources={"nodes": 2, "gpus_per_node": 1}), timeout=600)
 
     assert job["outcome"] == "user_error"
     assert "LOCAL_RANK" in job["cause"]["fix"]
@@ -157,7 +159,7 @@ def test_a_waiting_job_is_cancelled_without_an_attempt(pool: Stack) -> None:
 
 def test_a_starting_job_is_cancelled(pool: Stack) -> None:
     job_id = pool.python_job(hold_source(), **GANG)
-    wait_until(lambda: pool.job(job_id)["state"] != "waiting", 20, "the job does not start")
+    wait_until(lambda: pool.job(job_id)["state"] != "waiting", 60, "the job does not start")
 
     assert pool.cancel(job_id).status_code == 202
     job = pool.wait_end(job_id)
@@ -167,7 +169,8 @@ def test_a_starting_job_is_cancelled(pool: Stack) -> None:
 
 
 def test_a_running_job_is_cancelled_and_cancelling_again_changes_nothing(pool: Stack) -> None:
-    job_id = pool.python_job(hold_source(), **GANG)
+    long_grace = "60s"  # which a busy machine does not use up
+    job_id = pool.python_job(hold_source(), **{**GANG, "stop_grace": long_grace})
     pool.wait_state(job_id, "running")
 
     first, *again = [pool.cancel(job_id).status_code for _ in range(3)]

@@ -18,8 +18,10 @@ import pytest
 
 from tests.support.child import end
 from tests.support.processes import all_processes, environment_of, is_alive
+from tests.support.stack import kill
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.timeout(900)
 GANG = str(Path(sys.executable).parent / "gang")
 
 
@@ -45,7 +47,7 @@ class Up:
         with open(self.folder / "up.log", "ab") as log:
             self.process = subprocess.Popen(argv, env=self.environment, cwd=self.work, stdout=log, stderr=log)
         path = self.data / "up.json"
-        wait_until(lambda: path.exists() or self.process_ended(), 60, lambda: f"gang up is not ready: {self.log()}")
+        wait_until(lambda: path.exists() or self.process_ended(), 120, lambda: f"gang up is not ready: {self.log()}")
         facts: dict[str, Any] = json.loads(path.read_text())
         self.gang("login", "--server", facts["url"], "--token-file", facts["admin_token_file"])
         return facts
@@ -60,7 +62,7 @@ class Up:
         """Ctrl-C; returns its exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(60)
+        return self.process.wait(120)
 
     def log(self) -> str:
         """What it has printed."""
@@ -75,7 +77,7 @@ class Up:
             capture_output=True,
             text=True,
             check=False,
-            timeout=90,
+            timeout=240,
         )
         assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
         return done.stdout
@@ -111,7 +113,7 @@ def up() -> Iterator[Up]:
         if running.process is not None and running.process.poll() is None:
             end(running.process, first=signal.SIGINT, grace=40)
         for pid in running.processes():
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -145,7 +147,7 @@ def test_a_running_job_goes_back_into_the_queue_and_runs_at_the_next_start(up: U
         f"name: long\nrun: {{command: 'while [ ! -e {go} ]; do sleep 0.1; done'}}\nstop_grace: 2s\n"
     )
     up.gang("submit", "job.yaml")
-    wait_until(lambda: "running" in up.gang("ls"), 30, "the job does not run")
+    wait_until(lambda: "running" in up.gang("ls"), 120, "the job does not run")
 
     assert up.stop() == 0
     assert up.processes() == []
@@ -185,10 +187,10 @@ def test_a_part_that_is_killed_is_started_again(up: Up) -> None:
             all(json.loads((up.data / "up.json").read_text())["pids"].values())
             and json.loads((up.data / "up.json").read_text())["pids"]["server"] != facts["pids"]["server"]
         ),
-        40,
+        120,
         lambda: f"not started again: {up.log()}",
     )
-    wait_until(lambda: is_ready(facts["url"]), 40, lambda: f"the API is not back: {up.log()}")
+    wait_until(lambda: is_ready(facts["url"]), 120, lambda: f"the API is not back: {up.log()}")
     (up.work / "job.yaml").write_text("name: after\nrun: {command: 'echo ok'}\n")
     up.gang("submit", "job.yaml", "--wait")
 

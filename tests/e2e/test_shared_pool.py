@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.distributed.reference import by_hand, tensor_differences
-from tests.support.stack import PYTHON, Stack
+from tests.support.stack import PYTHON, TEST_SECONDS, Stack
 from tests.support.wait import wait_until
 from trainer.checkpoint.export import export_checkpoint
 from trainer.plan.training_plan import TrainSettings
@@ -68,14 +68,14 @@ def set_quota(pool: Stack, team: str, count: int) -> None:
 
 
 def train(pool: Stack, *, every_steps: int) -> int:
-    """A training of the borrowers that holds a node; a step takes some 32 ms."""
+    """A training of the borrowers that holds a node; a step takes some 64 ms."""
     folder = Path(tempfile.mkdtemp(prefix="code-", dir=pool.folder))
     (folder / "mine.py").write_text(SOURCE)
     return pool.submit(
         team="borrowers",
         code={"path": str(folder)},
         python=PYTHON,
-        run={"entry": "mine:build", "args": {"seconds": 0.004}},
+        run={"entry": "mine:build", "args": {"seconds": 0.008}},
         resources={"gpus": 4},
         processes_per_node=1,
         train={"steps": TRAIN.steps, "batch_size": TRAIN.batch_size, "optimizer": "sgd", "lr": TRAIN.lr,
@@ -99,7 +99,7 @@ def attempts_of(pool: Stack, job_id: int) -> int:
     return int(pool.job(job_id)["attempts"])
 
 
-def wait_training(pool: Stack, job_ids: list[int], timeout: float = 120.0) -> None:
+def wait_training(pool: Stack, job_ids: list[int], timeout: float = 240.0) -> None:
     """Until each of them has come to a step that is worth something."""
     wait_until(
         lambda: all(step_of(pool, job_id) >= 15 for job_id in job_ids),
@@ -118,7 +118,7 @@ def final_weights(pool: Stack, job_id: int, folder: Path) -> Any:
     return load_file(folder)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(TEST_SECONDS)
 def test_a_team_gets_its_quota_back_from_borrowers_which_lose_nothing(pool: Stack, tmp_path: Path) -> None:
     """Of two it is the cheaper to stop; then a gang of the whole pool lands although smaller jobs keep coming."""
     set_quota(pool, "borrowers", 0)
@@ -127,7 +127,7 @@ def test_a_team_gets_its_quota_back_from_borrowers_which_lose_nothing(pool: Stac
     wait_training(pool, [cheap, dear])
 
     half = gang(pool, 1)
-    ended = pool.wait_end(half, 120)
+    ended = pool.wait_end(half, 240)
 
     assert ended["state"] == "succeeded", pool.describe(half)
     assert attempts_of(pool, dear) == 1, "the one that would lose most was left alone"
@@ -135,19 +135,19 @@ def test_a_team_gets_its_quota_back_from_borrowers_which_lose_nothing(pool: Stac
     assert any(f"team lenders gets its quota back, for job {half} of" in text for text in told), told
     columns = "num_stops, num_charged_retries, served_seconds > 0"
     assert pool.sql(f"select {columns} from jobs where id = :id", id=cheap) == [(1, 0, 1)]
-    wait_until(lambda: pool.job(cheap)["state"] == "running", 60, lambda: pool.describe(cheap))
+    wait_until(lambda: pool.job(cheap)["state"] == "running", 120, lambda: pool.describe(cheap))
 
     set_quota(pool, "lenders", 8)
     flood = [train(pool, every_steps=10) for _ in range(3)]
     whole = gang(pool, 2)
     flood += [train(pool, every_steps=10) for _ in range(3)]
-    assert pool.wait_end(whole, 120)["state"] == "succeeded", pool.describe(whole)
+    assert pool.wait_end(whole, 240)["state"] == "succeeded", pool.describe(whole)
     for job_id in flood:
         pool.cancel(job_id)
 
     expected = by_hand(entry().build(), TRAIN, 0).weights
     for job_id in (cheap, dear):
-        job = pool.wait_end(job_id, 180)
+        job = pool.wait_end(job_id, 400)
         assert job["state"] == "succeeded", pool.describe(job_id)
         assert tensor_differences(final_weights(pool, job_id, tmp_path / str(job_id)), expected) == []
     assert attempts_of(pool, cheap) >= 2

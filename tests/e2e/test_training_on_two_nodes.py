@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 from tests.distributed.reference import by_hand, tensor_differences
 from tests.support.ci import cannot_run
 from tests.support.namespaces import Network, what_is_missing
-from tests.support.stack import PYTHON, Stack
+from tests.support.stack import PYTHON, TEST_SECONDS, Stack
 from trainer.checkpoint.export import export_checkpoint
 from trainer.plan.training_plan import TrainSettings
 from trainer.recipes.registry import build_recipe
 
+pytestmark = pytest.mark.timeout(TEST_SECONDS)
 ARGS = {"dtype": "float64", "num_layers": 2, "width": 32, "num_heads": 2, "tokens_per_sample": 16}
 TRAIN = TrainSettings(steps=20, batch_size=24, optimizer="sgd", lr=0.05)
 
@@ -48,7 +49,7 @@ def test_after_each_step_both_nodes_hold_the_weights_of_one_process(
         train={"steps": TRAIN.steps, "batch_size": TRAIN.batch_size, "optimizer": "sgd", "lr": TRAIN.lr},
         checkpoint={"every_steps": 1, "keep": 20, "async": False},
     )
-    job = pool.wait_end(job_id, 150)
+    job = pool.wait_end(job_id, 600)
 
     assert job["state"] == "succeeded", pool.describe(job_id)
     for name in pool.node_names:

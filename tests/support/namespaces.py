@@ -129,7 +129,7 @@ class Network:
         for process in self._popens:
             process.wait()
         for host in self.hosts.values():
-            wait_until(host.is_empty, 10, f"processes in host {host.name} survive SIGKILL")
+            wait_until(host.is_empty, 60, f"processes in host {host.name} survive SIGKILL")
             assert host.keeper.stdin is not None and host.keeper.stdout is not None
             host.keeper.stdin.close()
             end(host.keeper)

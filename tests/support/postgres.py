@@ -13,21 +13,22 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tests.support.child import die_with_parent, end
+from tests.support.ports import held_port
 from tests.support.processes import children_of, is_alive
 from tests.support.wait import wait_until
 
 SUPERUSER = "postgres"
 ACCOUNT_AS_ROOT = "nobody"
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0
 SETTINGS = {
     "fsync": "off",  # a power cut may lose data; a killed process does not, since commits are still written out
     "full_page_writes": "off",
@@ -45,7 +46,8 @@ class PostgresServer:
         """`tcp`: also listen on 127.0.0.1, for a peer in another mount namespace or a tool without unix sockets."""
         self.folder = Path(tempfile.mkdtemp(prefix="gl-pg-"))
         self.folder.chmod(0o755)
-        self.port = free_port() if tcp else 5432
+        self._port_holder = ExitStack()
+        self.port = self._port_holder.enter_context(held_port()) if tcp else 5432
         self._tcp = tcp
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
@@ -74,9 +76,11 @@ class PostgresServer:
                 **self._as_account(),
             )
         wait_until(self._is_ready, READY_SECONDS, lambda: f"PostgreSQL is not ready; its log ends: {self.log_tail()}")
+        self._port_holder.close()
 
     def stop(self) -> None:
         """End the server and remove its data. Does nothing when it is already gone."""
+        self._port_holder.close()
         if self._process is not None:
             end(self._process, first=signal.SIGQUIT)
             self._process = None
@@ -90,7 +94,7 @@ class PostgresServer:
         self._process.wait()
         self._process = None
         # They notice the death by a pipe and exit; until then a new server refuses to start on their shared memory.
-        wait_until(lambda: not any(map(is_alive, backends)), 10, "the processes of a killed PostgreSQL do not end")
+        wait_until(lambda: not any(map(is_alive, backends)), 60, "the processes of a killed PostgreSQL do not end")
 
     def fresh_database(self, template: str = "template1") -> str:
         """Make an empty database (or a copy of `template`) and return its SQLAlchemy URL. Takes about 20 ms."""
@@ -204,13 +208,6 @@ def others_may_enter(path: Path) -> bool:
     path = path.resolve()
     passable = all(parent.stat().st_mode & stat.S_IXOTH for parent in path.parents)
     return passable and path.stat().st_mode & 0o005 == 0o005
-
-
-def free_port() -> int:
-    """A loopback TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _package_folder() -> Path | None:

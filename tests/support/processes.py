@@ -6,11 +6,12 @@ test to say that it left nothing.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import socket
 import struct
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,6 +106,16 @@ def listeners(pids: Iterable[int] | None = None) -> list[Listener]:
     return sorted(found, key=lambda listener: (listener.address, listener.pid or 0))
 
 
+def folders_named(pattern: str, roots: Iterable[Path]) -> Iterator[Path]:
+    """Folders anywhere below `roots` whose name fits `pattern`.
+
+    Cgroups go while one looks, everybody's in the same tree: `Path.glob` would raise FileNotFoundError then.
+    """
+    for root in roots:
+        for parent, names, _ in os.walk(root):
+            yield from (Path(parent, name) for name in fnmatch.filter(names, pattern))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traces:
     """What of ours exists at one moment. Take one before and one after; the difference was left behind."""
@@ -126,7 +137,7 @@ class Traces:
             processes=frozenset(processes),
             listeners=frozenset(item.address for item in listeners(process.pid for process in processes)),
             folders=frozenset(str(path) for path in Path(tempfile.gettempdir()).glob(OUR_FOLDERS)),
-            cgroups=frozenset(str(path) for root in CGROUP_ROOTS for path in root.glob(f"**/{OUR_CGROUPS}")),
+            cgroups=frozenset(map(str, folders_named(OUR_CGROUPS, CGROUP_ROOTS))),
         )
 
     def left_since(self, before: Traces) -> list[str]:

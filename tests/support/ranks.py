@@ -6,24 +6,32 @@ raises) comes back by rank. After a case that failed the ranks are started anew,
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Listener, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.support.child import die_with_parent
-from tests.support.postgres import free_port
+from tests.support.ports import held_port
+
+if TYPE_CHECKING:
+    from trainer.mesh import Mesh
 
 ROOT = Path(__file__).resolve().parents[2]
-CASE_SECONDS = 120.0
-START_SECONDS = 60.0
+CASE_SECONDS: Final = 300.0
+"""Eight ranks on two busy cores take turns at every collective."""
+START_SECONDS: Final = 150.0
+"""They import torch for a minute there. It is no time of the first case."""
+TEST_SECONDS: Final = 900.0
+"""For `pytest.mark.timeout` of tests with ranks: the deadlines here come first. They fail one test, pytest's ends the
+whole run."""
 
 
 class RankFailed(AssertionError):
@@ -42,6 +50,8 @@ class Ranks:
         self.ranks_per_node = ranks_per_node or world_size
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection[Any, Any]] = []
+        self._loaded: set[str] = set()
+        """Modules that the ranks have imported."""
 
     def __enter__(self) -> Ranks:
         return self
@@ -50,14 +60,24 @@ class Ranks:
         self.stop()
 
     def run(self, case: Callable[..., Any], *arguments: Any, seconds: float = CASE_SECONDS) -> list[Any]:
-        """What the case returned, by rank. Raises RankFailed."""
-        if not self._processes:
-            self._start()
+        """What the case returned, by rank. Raises RankFailed. `seconds` are the case's own: starting the ranks and
+        importing the case's module come before."""
         # By the file's dotted name, not as a pickled function: pytest may know the file under another one.
         file = Path(str(sys.modules[case.__module__].__file__)).relative_to(ROOT).with_suffix("")
-        call = (".".join(file.parts), case.__qualname__, arguments)
+        module = ".".join(file.parts)
+        if not self._processes:
+            self._start()
+        if module not in self._loaded:
+            self._call((__name__, load.__name__, (module,)), START_SECONDS)
+            self._loaded.add(module)
+        return self._call((module, case.__qualname__, arguments), seconds)
+
+    def _call(self, call: tuple[str, str, tuple[Any, ...]], seconds: float) -> list[Any]:
         for connection in self._connections:
             connection.send_bytes(pickle.dumps(call))
+        return self._answers(seconds)
+
+    def _answers(self, seconds: float) -> list[Any]:
         answers: dict[int, tuple[bool, Any]] = {}
         left: dict[Any, int] = {connection: rank for rank, connection in enumerate(self._connections)}
         while left:
@@ -69,7 +89,7 @@ class Ranks:
                 rank = left.pop(connection)
                 try:
                     answers[rank] = pickle.loads(connection.recv_bytes())
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     answers[rank] = (False, ("died", f"rank {rank} ended"))
         errors = {rank: answer for rank, (is_fine, answer) in answers.items() if not is_fine}
         if errors:
@@ -85,21 +105,18 @@ class Ranks:
             process.kill()
             process.wait()
         self._processes, self._connections = [], []
+        self._loaded.clear()
 
     def _start(self) -> None:
-        port = free_port()
-        with tempfile.TemporaryDirectory(prefix="gl-ranks-") as folder:
-            address = str(Path(folder) / "socket")
-            with Listener(address, family="AF_UNIX", backlog=self.world_size) as listener:
-                for rank in range(self.world_size):
-                    self._processes.append(self._spawn(rank, port, address))
-                by_rank: dict[int, Connection[Any, Any]] = {}
-                for _ in range(self.world_size):
-                    connection = listener.accept()
-                    by_rank[connection.recv()] = connection
-        self._connections = [by_rank[rank] for rank in range(self.world_size)]
+        with held_port() as port:
+            for rank in range(self.world_size):
+                ours, theirs = Pipe()
+                with theirs:
+                    self._processes.append(self._spawn(rank, port, theirs.fileno()))
+                self._connections.append(ours)
+            self._answers(START_SECONDS)
 
-    def _spawn(self, rank: int, port: int, address: str) -> subprocess.Popen[bytes]:
+    def _spawn(self, rank: int, port: int, descriptor: int) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
             "RANK": str(rank),
@@ -114,26 +131,30 @@ class Ranks:
             "OMP_NUM_THREADS": "1",
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.support.ranks", address],
+            [sys.executable, "-m", "tests.support.ranks", str(descriptor)],
             env=environment,
             cwd=ROOT,
+            pass_fds=(descriptor,),
             preexec_fn=die_with_parent(),
         )
 
 
-def serve(address: str) -> None:
-    """A rank's process: run the cases that come."""
-    import importlib
-    from multiprocessing.connection import Client
+def load(mesh: Mesh, module: str) -> None:
+    """The case that comes before all others of a module: it costs seconds of the processor."""
+    importlib.import_module(module)
 
+
+def serve(descriptor: int) -> None:
+    """A rank's process: meet the others, say so, and run the cases that come."""
     import torch
 
     from trainer.mesh import join_mesh
 
     torch.set_num_threads(1)
-    with Client(address, family="AF_UNIX") as connection:
-        connection.send(int(os.environ["RANK"]))
+    connection: Connection[Any, Any] = Connection(descriptor)
+    with connection:
         mesh = join_mesh(os.environ, start_timeout=START_SECONDS, timeout=60.0)
+        connection.send_bytes(pickle.dumps((True, None)))
         while True:
             try:
                 module, name, arguments = pickle.loads(connection.recv_bytes())
@@ -147,4 +168,4 @@ def serve(address: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(int(sys.argv[1]))

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,7 +28,7 @@ from sqlalchemy import text as sql_text
 from tests.support.child import die_with_parent, end
 from tests.support.cuttable_proxy import CuttableProxy
 from tests.support.namespaces import Network
-from tests.support.processes import all_processes, environment_of, is_alive
+from tests.support.processes import CGROUP_ROOTS, all_processes, environment_of, folders_named, is_alive
 from tests.support.redis import RedisServer
 from tests.support.wait import wait_until
 from worker.cgroup import group_name
@@ -35,17 +36,23 @@ from worker.cgroup import group_name
 FAST: Mapping[str, str] = {
     "HEARTBEAT_SECONDS": "0.4",
     "HEARTBEAT_LARGE_POOL_SECONDS": "1",
-    "UNREACHABLE_SECONDS": "2",
-    "LOST_SECONDS": "5",
-    "CLAIM_SECONDS": "4",
-    "START_SECONDS": "60",
+    "UNREACHABLE_SECONDS": "15",
+    "LOST_SECONDS": "60",
+    "CLAIM_SECONDS": "30",
+    "START_SECONDS": "180",
     "SWEEP_SECONDS": "0.2",
     "SETTLE_SECONDS": "10",
     "MISSING_ATTEMPT_SECONDS": "1.5",
     "LEADER_LEASE_SECONDS": "2",
 }
-"""Deadlines of a test pool: as in production, in the same order, some thirty times shorter."""
-READY_SECONDS = 60.0
+"""Deadlines of a test pool. Those of claims, starts and silence are long: a test that does not wait for them must not
+meet them, however busy the machine is. One that waits for them sets them itself."""
+READY_SECONDS = 120.0
+LOCK_SECONDS = 60.0
+"""How long a look into a SQLite file waits for whoever writes."""
+TEST_SECONDS = 900.0
+"""For `pytest.mark.timeout` of a test with a pool: what it waits for here comes first. That fails one test, while
+pytest's timeout ends the whole run."""
 TERMINAL = ("succeeded", "failed", "cancelled")
 PYTHON = sys.executable
 
@@ -314,7 +321,7 @@ class Stack:
         """Cancel a job."""
         return self.request("POST", f"/jobs/{job_id}/cancel", json={})
 
-    def wait_state(self, job_id: int, *states: str, timeout: float = 60.0) -> dict[str, Any]:
+    def wait_state(self, job_id: int, *states: str, timeout: float = 120.0) -> dict[str, Any]:
         """Wait until the job is in one of `states`; returns it."""
         return wait_until(
             lambda: (job := self._job_or_none(job_id)) and job["state"] in states and job,
@@ -322,11 +329,11 @@ class Stack:
             lambda: f"job {job_id} is not {' or '.join(states)}: {self.describe(job_id)}",
         )
 
-    def wait_end(self, job_id: int, timeout: float = 90.0) -> dict[str, Any]:
+    def wait_end(self, job_id: int, timeout: float = 180.0) -> dict[str, Any]:
         """Wait until the job has ended; returns it."""
         return self.wait_state(job_id, *TERMINAL, timeout=timeout)
 
-    def wait_log(self, job_id: int, text: str, rank: int = 0, timeout: float = 60.0) -> None:
+    def wait_log(self, job_id: int, text: str, rank: int = 0, timeout: float = 120.0) -> None:
         """Wait until a rank's stored log holds `text`."""
         wait_until(
             lambda: text in self.log_text(job_id, rank),
@@ -372,11 +379,31 @@ class Stack:
             return False
         return status["pid"] == self.processes[name].pid and rows == [(status["incarnation"],)]
 
-    def wait_node(self, name: str, state: str, timeout: float = 30.0) -> None:
-        """Wait until a node is in a state."""
+    def wait_node(self, name: str, *states: str, timeout: float = 60.0) -> None:
+        """Wait until a node is in one of `states`."""
         wait_until(
-            lambda: self.node(name)["state"] == state, timeout, lambda: f"{name} is not {state}: {self.node(name)}"
+            lambda: self.node(name)["state"] in states,
+            timeout,
+            lambda: f"{name} is not {' or '.join(states)}: {self.node(name)}",
         )
+
+    def wait_placed(self, job_id: int, *silent: str, timeout: float = 60.0) -> None:
+        """Wait until the job has its first attempt; the nodes `silent` are vouched for until then."""
+
+        def is_placed() -> bool:
+            self.vouch_for(*silent)
+            return bool(self.job(job_id)["attempts"])
+
+        wait_until(is_placed, timeout, lambda: f"the job is not placed: {self.describe(job_id)}")
+
+    def vouch_for(self, *names: str) -> None:
+        """Let nodes count as heard of just now, though their agents are held or gone: their silence begins here.
+
+        A node that is late with its heartbeat gets no work, so that placing something on it would race with the clock.
+        """
+        for name in names:
+            statement = "update nodes set last_heartbeat_at = :now, state = 'ready' where name = :name"
+            self.sql(statement, now=time.time(), name=name)
 
     def _job_or_none(self, job_id: int) -> dict[str, Any] | None:
         try:
@@ -391,7 +418,11 @@ class Stack:
 
         Foreign keys are not enforced: it is there to look, and to damage rows as nobody should.
         """
-        engine = create_engine(self.database_url or f"sqlite:///{self.data / 'gangline.db'}", poolclass=NullPool)
+        if self.is_postgres:
+            engine = create_engine(self.database_url, poolclass=NullPool)
+        else:
+            path = self.data / "gangline.db"
+            engine = create_engine(f"sqlite:///{path}", poolclass=NullPool, connect_args={"timeout": LOCK_SECONDS})
         with engine.begin() as connection:
             if self.is_postgres:
                 connection.execute(sql_text("SET LOCAL session_replication_role = replica"))
@@ -448,7 +479,7 @@ class Stack:
                 found.append(process.pid)
         return found
 
-    def assert_nothing_left(self, timeout: float = 20.0) -> None:
+    def assert_nothing_left(self, timeout: float = 60.0) -> None:
         """No process, port, socket, cgroup, scratch or attempt folder of any attempt; no GPU held; no hint waiting."""
         wait_until(lambda: not self.leftovers(), timeout, lambda: f"left over: {self.leftovers()}")
 
@@ -467,7 +498,7 @@ class Stack:
         """Groups of attempts of this pool, wherever they lie."""
         ids = range(1, int(self.sql("select coalesce(max(id), 0) from attempts")[0][0]) + 1)
         names = {group_name(f"{self.pool_id}/{node}/{number}") for node in self.node_names for number in ids}
-        return [path for path in Path("/sys/fs/cgroup").glob("**/gangline-*") if path.name in names]
+        return [path for path in folders_named("gangline-*", CGROUP_ROOTS[:1]) if path.name in names]
 
     def own_pids(self) -> list[int]:
         """Processes that only this stack can have started: its scratch folder or its pool is in their environment."""

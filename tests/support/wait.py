@@ -12,6 +12,9 @@ from typing import Literal, TypeVar
 T = TypeVar("T")
 
 POLL_SECONDS = 0.02
+BUSY_SECONDS = 60.0
+"""What starts, ends or answers at once may take this long where other processes want the cores too. Only a test that
+fails waits for the whole of it."""
 
 
 def wait_until(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.integration.client.fake_rest_server import TOKEN, FakeServer
 from tests.support.child import end, hear_interrupts
+from tests.support.wait import BUSY_SECONDS
 
 COMMAND = [sys.executable, "-m", "gangline.cli"]
 
@@ -45,7 +46,7 @@ def gang(server: FakeServer | None, folder: Path, *words: str, stdin: str = "", 
         text=True,
         env=environment(server, folder, **more),
         cwd=folder,
-        timeout=60,
+        timeout=BUSY_SECONDS,
         check=False,
     )
     return Result(code=done.returncode, out=done.stdout, err=done.stderr)
@@ -75,7 +76,7 @@ class RunningGang:
     def interrupt(self, number: int = signal.SIGINT) -> Result:
         """Send Ctrl-C (or another signal) and wait for the end."""
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=BUSY_SECONDS)
         return Result(code=self.process.returncode, out=out.decode(), err=err.decode())
 
 
@@ -93,7 +94,7 @@ def gang_on_terminal(server: FakeServer, folder: Path, *words: str, columns: int
         )
         os.close(theirs)
         data = b""
-        while select.select([ours], [], [], 30)[0]:
+        while select.select([ours], [], [], BUSY_SECONDS)[0]:
             try:
                 piece = os.read(ours, 65536)
             except OSError:  # EIO: the last writer has closed the terminal
@@ -101,6 +102,6 @@ def gang_on_terminal(server: FakeServer, folder: Path, *words: str, columns: int
             if not piece:
                 break
             data += piece
-        return Result(code=process.wait(timeout=30), out=data.decode("utf-8", errors="replace"), err="")
+        return Result(code=process.wait(timeout=BUSY_SECONDS), out=data.decode("utf-8", errors="replace"), err="")
     finally:
         os.close(ours)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.client.fake_rest_server import TOKEN, Answer, FakeServer, Request, a_job, a_problem
 from tests.integration.client.gang_process import RunningGang, gang, gang_on_terminal
+from tests.support.wait import BUSY_SECONDS
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\\u202egnp\x00\x08end"
 """Title, clear screen, C1 colour, hyperlink, right-to-left override, NUL and backspace."""
@@ -229,7 +230,7 @@ def test_wait_exits_by_how_the_job_ended(
 def test_wait_that_is_too_long_is_exit_12_and_the_job_goes_on(server: FakeServer, tmp_path: Path) -> None:
     server.add(a_job(12))
 
-    result = gang(server, tmp_path, "wait", "12", "--timeout", "0.3s")
+    result = gang(server, tmp_path, "wait", "12", "--timeout", "2s")
 
     assert result.code == 12
     assert "goes on" in result.err
@@ -593,4 +594,4 @@ def test_a_pipe_that_closes_early_is_no_error_message(server: FakeServer, tmp_pa
         first = running.process.stdout.read(1)
         running.process.stdout.close()
         said = running.process.stderr.read()
-        assert (first.decode(), said, running.process.wait(30)) == (whole.out[0], b"", 1)
+        assert (first.decode(), said, running.process.wait(BUSY_SECONDS)) == (whole.out[0], b"", 1)

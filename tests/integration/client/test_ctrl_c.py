@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.client.fake_rest_server import Answer, FakeServer, Request, a_job
 from tests.integration.client.gang_process import RunningGang, gang
-from tests.support.wait import wait_until
+from tests.support.wait import BUSY_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_following_logs_stops_and_says_how_to_go_on(running: FakeServer, tmp_pat
 def test_waiting_stops_and_the_job_goes_on(running: FakeServer, tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "job.yaml").write_text("name: gpt\ncode: {path: /x}\n")
     with RunningGang(running, tmp_path, *words) as process:
-        wait_until(lambda: any("wait" in request.params for request in running.requests), 20, "a long poll")
+        wait_until(lambda: any("wait" in request.params for request in running.requests), BUSY_SECONDS, "a long poll")
         result = process.interrupt()
 
     assert result.code == 130
@@ -66,7 +66,7 @@ def test_waiting_stops_and_the_job_goes_on(running: FakeServer, tmp_path: Path, 
 def test_cancel_on_interrupt_is_the_opt_in_that_cancels(running: FakeServer, tmp_path: Path, number: int) -> None:
     (tmp_path / "job.yaml").write_text("name: gpt\ncode: {path: /x}\n")
     with RunningGang(running, tmp_path, "submit", "job.yaml", "--wait", "--cancel-on-interrupt") as process:
-        wait_until(lambda: any("wait" in request.params for request in running.requests), 20, "a long poll")
+        wait_until(lambda: any("wait" in request.params for request in running.requests), BUSY_SECONDS, "a long poll")
         result = process.interrupt(number)
 
     assert result.code == 130
@@ -81,12 +81,12 @@ def test_a_submit_in_flight_says_whether_the_job_exists(server: FakeServer, tmp_
     def slow(request: Request) -> Answer | None:
         if not arrived.is_set():
             arrived.set()
-            released.wait(30)
+            released.wait(2 * BUSY_SECONDS)
         return None
 
     server.overrides["POST /jobs"] = slow
     with RunningGang(server, tmp_path, "submit", "job.yaml") as process:
-        assert arrived.wait(20)
+        assert arrived.wait(BUSY_SECONDS)
         result = process.interrupt()
         released.set()
 
@@ -104,13 +104,13 @@ def test_a_submit_in_flight_to_a_server_that_falls_silent_tells_the_key(server: 
     def silent(request: Request) -> Answer | None:
         if not arrived.is_set():
             arrived.set()
-            released.wait(30)
+            released.wait(2 * BUSY_SECONDS)
         server.cut_after_acting["POST /jobs"] = 100
         return None
 
     server.overrides["POST /jobs"] = silent
     with RunningGang(server, tmp_path, "submit", "job.yaml") as process:
-        assert arrived.wait(20)
+        assert arrived.wait(BUSY_SECONDS)
         result = process.interrupt()
         released.set()
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.integration.client.fake_rest_server import Answer, FakeServer, Reques
 from tests.integration.client.gang_process import COMMAND, environment, gang, gang_on_terminal
 from tests.integration.client.test_cli import HOSTILE, SHOWN, assert_harmless
 from tests.support.child import end, hear_interrupts
-from tests.support.wait import wait_until
+from tests.support.wait import BUSY_SECONDS, wait_until
 
 
 def a_gpu(index: int, **changes: Any) -> dict[str, Any]:
@@ -133,11 +133,12 @@ def test_a_drain_names_the_jobs_that_can_go_on_nowhere_else_and_why(
 def test_the_end_of_a_cordon_is_sent_with_its_zone(
     server: FakeServer, tmp_path: Path, typed: str, hours_ahead: int
 ) -> None:
-    if typed == "a local time":
-        typed = (datetime.now() + timedelta(hours=hours_ahead)).isoformat()
+    if typed == "a local time":  # of a zone of the test's own, in which no summer time begins meanwhile
+        here = timezone(timedelta(hours=3))
+        typed = (datetime.now(here) + timedelta(hours=hours_ahead)).replace(tzinfo=None).isoformat()
     says(server, "POST /nodes/gpu-01/cordon", a_node(cordoned="dust", cordon_until="2026-01-05T12:00:00.000Z"))
 
-    result = gang(server, tmp_path, "node", "cordon", "gpu-01", "--reason", "dust", "--until", typed)
+    result = gang(server, tmp_path, "node", "cordon", "gpu-01", "--reason", "dust", "--until", typed, TZ="HERE-3")
 
     until = datetime.fromisoformat(sent(server, "POST /nodes/gpu-01/cordon")["until"])
     assert abs(until - datetime.now(UTC) - timedelta(hours=hours_ahead)) < timedelta(minutes=2)
@@ -315,16 +316,21 @@ def test_top_refreshes_waits_out_an_outage_and_is_left_by_ctrl_c(server: FakeSer
             seen.extend(os.read(ours, 65_536))
         return text.encode() in seen
 
+    def has_ended() -> bool:
+        shows("")  # on a terminal that nobody reads it could not even say goodbye
+        return process.poll() is not None
+
     with top_on_terminal(server, tmp_path) as (process, ours):
-        wait_until(lambda: shows("3 jobs wait for 24"), 20, "the first screen is not shown")
+        wait_until(lambda: shows("3 jobs wait for 24"), BUSY_SECONDS, "the first screen is not shown")
         says(server, "GET /overview", an_overview(num_waiting=1, num_gpus_waited_for=5))
-        wait_until(lambda: shows("1 job waits for 5"), 20, "it does not refresh")
+        wait_until(lambda: shows("1 job waits for 5"), BUSY_SECONDS, "it does not refresh")
         server.overrides["GET /overview"] = lambda request: a_problem(500, "error", "down", fix="Wait.")
-        wait_until(lambda: shows("No answer from the server"), 20, "an outage is not said")
+        wait_until(lambda: shows("No answer from the server"), BUSY_SECONDS, "an outage is not said")
         says(server, "GET /overview", an_overview(num_waiting=1, num_gpus_waited_for=7))
-        wait_until(lambda: shows("1 job waits for 7"), 20, "it does not go on")
+        wait_until(lambda: shows("1 job waits for 7"), BUSY_SECONDS, "it does not go on")
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        wait_until(has_ended, BUSY_SECONDS, "Ctrl-C does not end it")
+        assert process.returncode == 0
 
 
 @pytest.mark.parametrize("words", [("top",), ("idle",), ("usage",), ("node", "ls"), ("node", "resume", "gpu-01")])

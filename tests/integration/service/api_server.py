@@ -1,7 +1,8 @@
 """The service in this process behind a real loopback port, and a driver for it: users, nodes, jobs, supervisors.
 
-No agent and no thread of the scheduler runs: tests drive every step by hand (`Api.place`, `Api.sweep`, `Supervisor`),
-so that nothing happens between two steps. One server serves a whole module; `Api.reset` empties its database.
+No agent and no thread of the scheduler runs: tests drive every step by hand (`Api.place`, `Api.sweeper`, `Supervisor`),
+so that nothing happens between two steps, and hardly any time passes by the service's clock, however slow the machine
+is. One server serves a whole module; `Api.reset` empties its database.
 Not for: real processes on nodes (`tests.support.stack`).
 """
 
@@ -33,6 +34,7 @@ from service.operations.manage_identity import add_member, create_team, create_t
 from service.operations.sweep import Sweeper
 from service.scheduler.cycle import run_cycle
 from service.settings import Settings
+from tests.support.steady_clock import SteadyClock, steady_time
 from tests.support.wait import wait_until
 from tests.unit.service.endings import rank
 
@@ -58,21 +60,29 @@ def serve(state: AppState) -> Iterator[str]:
     thread = threading.Thread(target=server.run, name="api", daemon=True)
     thread.start()
     try:
-        wait_until(lambda: server.started or not thread.is_alive(), 20, "the API does not start")
+        wait_until(lambda: server.started or not thread.is_alive(), 60, "the API does not start")
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         state.bus.close()
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         state.database.dispose()
+
+
+@contextlib.contextmanager
+def serve_people(state: AppState) -> Iterator[Api]:
+    """Serve a state with the people of `PEOPLE`, by a clock that knows nothing of the machine's pauses."""
+    with steady_time(state.database) as steady, serve(state) as url:
+        yield Api(state, url, steady)
 
 
 class Api:
     """A served state with the people of `PEOPLE`; everything is empty after `reset`."""
 
-    def __init__(self, state: AppState, url: str) -> None:
+    def __init__(self, state: AppState, url: str, steady: SteadyClock) -> None:
         self.state = state
         self.url = url
+        self._steady = steady
         self.database = state.database
         self.client = httpx.Client(base_url=url, timeout=30)
         self.tokens: dict[str, str] = {}
@@ -101,7 +111,8 @@ class Api:
         return secret
 
     def reset(self) -> None:
-        """Only the people are left."""
+        """Only the people are left, and it is now."""
+        self._steady.catch_up()
         with self.database.write() as tx:
             for table in reversed(METADATA.sorted_tables):
                 tx.connection.execute(delete(table))
@@ -184,8 +195,7 @@ class Api:
     def sweeper(self) -> Sweeper:
         """A sweeper; tests call `sweep` with a clock of their own."""
         assert self.epoch is not None
-        note_presence(self.database)  # as its own thread does; `reset` has taken that away
-        return Sweeper(self.database, self.state.settings, self.epoch)
+        return SweeperOfPresentApi(self.database, self.state.settings, self.epoch)
 
     def start(self, job_id: int, *nodes: FakeNode) -> list[Supervisor]:
         """Place a job on these nodes, claim all parts and report all ranks started."""
@@ -212,6 +222,15 @@ class Api:
         with self.database.read() as connection:
             query = select(gpus.c.quarantine_reason).where(gpus.c.quarantine_reason.is_not(None))
             return sorted(row.quarantine_reason for row in connection.execute(query))
+
+
+class SweeperOfPresentApi(Sweeper):
+    """An API is there at each sweep, even if the thread that says so comes late."""
+
+    def sweep(self, monotonic_now: float) -> None:
+        """See `Sweeper`."""
+        note_presence(self.database)
+        super().sweep(monotonic_now)
 
 
 class FakeNode:

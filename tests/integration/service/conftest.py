@@ -11,7 +11,7 @@ import pytest
 
 from service.db.migrate import migrate
 from service.db.session import Database
-from tests.integration.service.api_server import Api, new_state, serve
+from tests.integration.service.api_server import Api, new_state, serve_people
 from tests.support.ci import cannot_run
 
 
@@ -40,9 +40,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     else:
         server = request.getfixturevalue("postgres_server")
         url = server.fresh_database(server.template("gangline", fill))
-    state = new_state(folder, url)
-    with serve(state) as address:
-        yield Api(state, address)
+    with serve_people(new_state(folder, url)) as served:
+        yield served
     if request.param == "postgresql":
         server.drop_database(url)
 

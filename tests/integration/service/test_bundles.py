@@ -104,7 +104,7 @@ def files_of(api: Api) -> list[Path]:
 @pytest.fixture(autouse=True)
 def _no_files(api: Api) -> None:
     for path in files_of(api):
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def test_a_bundle_is_stored_once_under_the_digest_of_its_bytes(api: Api, packed: bytes) -> None:
@@ -206,5 +206,5 @@ def test_an_upload_that_breaks_off_leaves_nothing(api: Api, packed: bytes) -> No
     with pytest.raises((ConnectionError, httpx.HTTPError)):
         put(api, broken(), digest_of(packed))
 
-    wait_until(lambda: not files_of(api), 10, lambda: f"{files_of(api)} is left")
+    wait_until(lambda: not files_of(api), 60, lambda: f"{files_of(api)} is left")
     assert api.snapshot()["bundles"] == []

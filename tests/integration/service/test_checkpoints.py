@@ -240,13 +240,13 @@ def test_nobody_ends_a_part_between_the_look_at_it_and_the_commit_of_its_bytes(
         looks.append(row.state)
         if len(looks) == 2:  # the second look is the one inside the transaction that writes
             ending.start()
-            wait_until(lambda: bool(order) or is_held_off(api), 20, "the end neither waits nor is done")
+            wait_until(lambda: bool(order) or is_held_off(api), 25, "the end neither waits nor is done")
             order.append("accepted")
         return row
 
     monkeypatch.setattr(append_stream, "open_part", look_while_it_ends)
     answer = part.checkpoint(10) if kind == "events" else part.append(b"line\n", 0)
-    ending.join(30)
+    ending.join(60)
 
     assert (answer.status_code, looks) == (200, ["started", "started"])
     assert order == ["accepted", "ended"]

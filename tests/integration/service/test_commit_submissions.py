@@ -53,7 +53,7 @@ class Pool:
         with ThreadPoolExecutor(len(keys)) as threads:
             with committer._turn:
                 futures = [threads.submit(self.submit, key) for key in keys]
-                wait_until(lambda: len(committer._arrived) == len(keys), 10, "not all submissions arrived")
+                wait_until(lambda: len(committer._arrived) == len(keys), 60, "not all submissions arrived")
         return futures
 
     def count(self, table: Table) -> int:

@@ -84,7 +84,7 @@ def test_o14_a_key_survives_a_restart_of_the_server(api: Api, tmp_path: Path) ->
     state = create_state(settings_for(tmp_path, api.state.settings.database_url))
     with serve(state) as url:
         headers = {"Authorization": f"Bearer {api.tokens['ann']}", "Idempotency-Key": "k1"}
-        again = httpx.post(f"{url}/api/v1/jobs", json=JOB, headers=headers)
+        again = httpx.post(f"{url}/api/v1/jobs", json=JOB, headers=headers, timeout=30)
 
     assert (again.status_code, again.text) == (201, first.text)
     assert num_jobs(api) == 1

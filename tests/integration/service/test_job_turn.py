@@ -406,8 +406,8 @@ def test_a_job_that_ends_while_its_dependent_is_stored_is_seen_by_it(api: Api) -
         with api.database.write() as tx:
             move_job(tx, needed, JobState.FAILED, actor="test", text="")
             storing = threads.submit(store)
-            wait_until(lambda: is_stored.is_set() or waits_for_a_lock(api), 10, "the newcomer does not come")
-        storing.result(10)
+            wait_until(lambda: is_stored.is_set() or waits_for_a_lock(api), 60, "the newcomer does not come")
+        storing.result(60)
     assert api.job(newcomer)["state"] == "cancelled"
 
 
@@ -418,16 +418,16 @@ def test_submissions_and_ends_at_the_same_time_leave_nobody_waiting_for_the_ende
         barrier = threading.Barrier(3)
 
         def submit(job: int = needed, gate: threading.Barrier = barrier) -> Any:
-            gate.wait(10)
+            gate.wait(60)
             return api.request("POST", "/jobs", json={"name": "x", "run": {"command": ["true"]}, "after": [job]})
 
         def end(job: int = needed, gate: threading.Barrier = barrier) -> Any:
-            gate.wait(10)
+            gate.wait(60)
             return api.cancel(job)
 
         with ThreadPoolExecutor(3) as threads:
             results = [threads.submit(submit), threads.submit(submit), threads.submit(end)]
-            answers = [result.result(30) for result in results]
+            answers = [result.result(60) for result in results]
         accepted = [answer.json()["id"] for answer in answers[:2] if answer.status_code == 201]
         assert all(answer.status_code in (201, 422) for answer in answers[:2])
         assert [api.job(job_id)["state"] for job_id in accepted] == ["cancelled"] * len(accepted)

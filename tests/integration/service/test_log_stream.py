@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from service.api.logs import KEEP_ALIVE_SECONDS
 from tests.integration.service.api_server import Api, Supervisor
 from tests.support.wait import wait_until
 
@@ -76,7 +77,7 @@ class Follower:
 
     def finish(self) -> Follower:
         """Wait for the end of the stream."""
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive(), f"the stream did not end: {self.kinds()}"
         return self
 
@@ -94,7 +95,7 @@ def test_o30_a_follower_gets_every_byte_and_then_an_end(api: Api) -> None:
     follower = Follower(api, job_of(part))
     for start, text in ((0, b"hello\n"), (6, b"world\n"), (12, b"last")):
         part.append(text, start)
-    wait_until(lambda: follower.text() == "hello\nworld\nlast", 10, lambda: f"only {follower.text()!r} came")
+    wait_until(lambda: follower.text() == "hello\nworld\nlast", 60, lambda: f"only {follower.text()!r} came")
     part.ended(3)
 
     follower.finish()
@@ -109,7 +110,7 @@ def test_a_finished_log_is_streamed_at_once_and_ends(api: Api) -> None:
     part.ended()
     began = time.monotonic()
     follower = Follower(api, job_of(part)).finish()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < KEEP_ALIVE_SECONDS, "it waited for more"
     assert (follower.text(), follower.events[-1].data["state"]) == ("all of it", "succeeded")
 
 
@@ -137,7 +138,7 @@ def test_o29_a_character_cut_in_two_comes_once_and_whole(api: Api, cut: int) -> 
     part = running(api)
     part.append(DATA[:cut], 0)
     follower = Follower(api, job_of(part))
-    wait_until(lambda: follower.events, 10, "the stream does not open")
+    wait_until(lambda: follower.events, 60, "the stream does not open")
     part.append(DATA[cut:], cut)
     part.ended()
     assert follower.finish().text() == DATA.decode()
@@ -263,11 +264,11 @@ def test_a_stream_breaks_off_when_its_token_is_revoked(api: Api) -> None:
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
-    wait_until(lambda: any(event.kind == "log" for event in got), 10, "no first line came")
+    wait_until(lambda: any(event.kind == "log" for event in got), 60, "no first line came")
     assert api.request("DELETE", f"/tokens/{made['id']}").status_code == 200
     part.append(b"after\n", 7)
 
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert "after" not in "".join(event.data.get("text", "") for event in got)
     assert "end" not in [event.kind for event in got]

@@ -18,7 +18,7 @@ from service.folder import lock_data_folder, prepare_data_folder
 from service.settings import Settings
 from service.storage.bundles import BundleFiles
 from service.storage.streams import StreamFiles
-from tests.integration.service.api_server import Api, serve, settings_for
+from tests.integration.service.api_server import Api, serve_people, settings_for
 from tests.support.wait import wait_until
 
 
@@ -115,7 +115,7 @@ def test_o28_a_process_with_contradictory_settings_refuses_to_start_in_one_line(
     environment = {"PATH": os.environ["PATH"], "GANGLINE_SERVER_DATA_FOLDER": str(tmp_path / "data")}
     environment |= {f"GANGLINE_SERVER_{name}": value for name, value in variables.items()}
     done = subprocess.run(
-        [sys.executable, "-m", module], env=environment, cwd=Path.cwd(), capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", module], env=environment, cwd=Path.cwd(), capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 2
     assert rule in done.stderr
@@ -156,8 +156,8 @@ def test_a_bundle_that_the_disk_refuses_leaves_nothing(tiny_disk: Path, spoil: A
 def on_tiny_disk(tiny_disk: Path) -> Any:
     """A server whose whole data folder lies on a disk that the test can spoil."""
     state = create_state(settings_for(tiny_disk, ""))
-    with serve(state) as url:
-        yield Api(state, url)
+    with serve_people(state) as served:
+        yield served
 
 
 def test_on_a_full_disk_the_server_refuses_and_goes_on_when_there_is_room_again(
@@ -193,6 +193,6 @@ def test_on_a_full_disk_the_server_refuses_and_goes_on_when_there_is_room_again(
         assert "retry-after" in answer.headers
     assert api.get("/jobs")["items"], "reading goes on"
     (disk / "filler").unlink()
-    wait_until(lambda: part.append(b"after\n", 7).status_code == 200, 10, "it does not go on")
+    wait_until(lambda: part.append(b"after\n", 7).status_code == 200, 60, "it does not go on")
     assert api.get(f"/jobs/{part.plan['job_id']}/logs")["text"] == "before\nafter\n"
     assert part.ended().status_code == 200

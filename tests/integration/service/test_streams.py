@@ -90,7 +90,7 @@ def test_of_two_appends_at_one_offset_at_once_one_wins(
     write_at = files.write_at
 
     def write_when_both_have_read(*arguments: Any) -> None:
-        both_have_read.wait(10)
+        both_have_read.wait(25)
         write_at(*arguments)
 
     monkeypatch.setattr(files, "write_at", write_when_both_have_read)

@@ -304,7 +304,7 @@ def test_a_body_that_is_declared_over_the_limit_is_refused_before_it_is_sent(api
     address = httpx.URL(api.url)
     lines = ("POST /api/v1/jobs HTTP/1.1", "Host: x", f"Authorization: Bearer {api.tokens['ann']}")
     head = "\r\n".join((*lines, f"Content-Length: {10**9}", "", ""))
-    with socket.create_connection((address.host, address.port or 0), timeout=10) as connection:
+    with socket.create_connection((address.host, address.port or 0), timeout=30) as connection:
         connection.sendall(head.encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
 

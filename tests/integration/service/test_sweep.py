@@ -84,11 +84,11 @@ def test_ranks_that_do_not_start_in_time_are_stopped(api: Api) -> None:
     job_id = api.submit()
     api.place()
     part = node.claim(api.attempt_id(job_id))
-    sweeping.age(attempts, "created_at", 299)
+    sweeping.age(attempts, "created_at", 290)
     sweeping.pass_time(2)
     assert part.directive()["stop"] is None
 
-    sweeping.age(attempts, "created_at", 2)
+    sweeping.age(attempts, "created_at", 11)
     sweeping.pass_time(2)
 
     assert part.directive()["stop"]["intent"] == "start_deadline"

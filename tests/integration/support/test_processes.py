@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.child import die_with_parent, end
-from tests.support.processes import Traces, all_processes, children_of, is_alive, listeners, processes_marked
+from tests.support.processes import (
+    Traces,
+    all_processes,
+    children_of,
+    folders_named,
+    is_alive,
+    listeners,
+    processes_marked,
+)
 from tests.support.wait import wait_until
 
 LISTEN = """
@@ -73,10 +82,23 @@ def test_everything_that_was_left_behind_is_named(tmp_path: Path) -> None:
     assert not after.processes and not after.listeners
 
 
+def test_folders_that_go_while_one_looks_for_them_hinder_nothing(tmp_path: Path) -> None:
+    for parent in "abc":
+        (tmp_path / parent / "gangline-1" / "deeper").mkdir(parents=True)
+
+    looking = folders_named("gangline-*", [tmp_path])
+    found = next(looking)
+    for folder in tmp_path.iterdir():
+        shutil.rmtree(folder)
+
+    assert found.name == "gangline-1"
+    assert list(looking) == []
+
+
 def test_a_zombie_counts_as_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     try:
-        wait_until(lambda: not is_alive(child.pid), 10, "the child ends")
+        wait_until(lambda: not is_alive(child.pid), 60, "the child ends")
 
         os.kill(child.pid, 0)  # an unreaped child still answers to this
         assert child.pid not in [item.pid for item in all_processes()]

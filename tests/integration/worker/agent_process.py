@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from typing import Any
 from tests.integration.worker.fake_api import ENROLMENT_TOKEN, POOL_ID, FakeApi
 from tests.support.child import die_with_parent, end
 from tests.support.processes import is_alive, processes_marked
-from tests.support.wait import wait_until
+from tests.support.wait import BUSY_SECONDS, wait_until
 from worker.attempt_folder import read_record
 from worker.doorbell import launch_message, ring
 
@@ -55,7 +56,7 @@ class AgentProcess:
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Signal it and return its exit status."""
         assert self.process is not None
-        status = end(self.process, first=number)
+        status = end(self.process, first=number, grace=BUSY_SECONDS)
         self.process = None
         return status
 
@@ -90,7 +91,7 @@ class AgentProcess:
         mark = f"{POOL_ID}/{NODE_NAME}/{attempt_id}"
         return [process.pid for process in processes_marked("GANGLINE_ATTEMPT", mark)]
 
-    def until(self, condition: Any, message: str, seconds: float = 20.0) -> Any:
+    def until(self, condition: Any, message: str, seconds: float = BUSY_SECONDS) -> Any:
         """Wait for a condition; a failure shows the agent's log."""
         return wait_until(condition, seconds, lambda: f"{message}; the agent's log:\n{self.log()[-4000:]}")
 
@@ -99,7 +100,7 @@ class AgentProcess:
         if self.process is not None:
             self.stop()
         for supervisor_pid in self._supervisor_pids():
-            os.kill(supervisor_pid, signal.SIGKILL)
+            _kill(supervisor_pid)
         folders = list((self.data / "attempts").glob("*")) if self.data.exists() else []
         for folder in folders:
             scratch = read_record(folder).scratch_folder
@@ -107,7 +108,7 @@ class AgentProcess:
                 shutil.rmtree(scratch, ignore_errors=True)
         for attempt_id in self.api.attempts:
             for pid in self.marked(attempt_id):
-                os.kill(pid, signal.SIGKILL)
+                _kill(pid)
 
     def _supervisor_pids(self) -> list[int]:
         """Living supervisors and finishing runs that agents here have started, whether or not their folder exists."""
@@ -115,6 +116,11 @@ class AgentProcess:
         pids = {int(pid) for pid in re.findall(r"^(?:spawned_supervisor|finishing_attempt) .*?\bpid=(\d+)", text, re.M)}
         ours = (b"worker.nursery", b"worker.supervisor")
         return [pid for pid in pids if is_alive(pid) and any(name in command_of(pid) for name in ours)]
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it was ending by itself
+        os.kill(pid, signal.SIGKILL)
 
 
 def command_of(pid: int) -> bytes:

@@ -101,8 +101,8 @@ class FakeApi:
         """Change the time limit, through the directive."""
         self._direct(attempt_id, time_limit_seconds=seconds)
 
-    def stop(self, attempt_id: int, intent: str = "cancel", grace_seconds: float = 1.0) -> None:
-        """Ask the supervisor to stop, through the directive."""
+    def stop(self, attempt_id: int, intent: str = "cancel", grace_seconds: float = 60.0) -> None:
+        """Ask the supervisor to stop, through the directive. By default nothing is killed that ends by itself."""
         self._direct(attempt_id, stop={"intent": intent, "grace_seconds": grace_seconds})
 
     def fence(self, attempt_id: int) -> None:

@@ -6,6 +6,7 @@ service received; never from the supervisor's own files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -15,7 +16,7 @@ from gangline.protocol.launch import LaunchPlan, encode
 from gangline.protocol.names import ENV_ATTEMPT, LAUNCH_FILE
 from tests.integration.worker.fake_api import FakeApi, FakeAttempt
 from tests.support.processes import RunningProcess, is_alive, processes_marked
-from tests.support.wait import wait_until
+from tests.support.wait import BUSY_SECONDS, wait_until
 from worker.nursery import Nursery
 from worker.state import AttemptState, marker, write_json, write_state
 
@@ -55,18 +56,18 @@ class Supervised:
         self.pid = self._nursery.spawn_supervisor(self.folder)
         return self
 
-    def report(self, seconds: float = 20.0) -> dict[str, Any]:
+    def report(self, seconds: float = BUSY_SECONDS) -> dict[str, Any]:
         """Wait for the final report, and until nothing of the attempt is left on the node."""
         wait_until(lambda: self.attempt.reports, seconds, lambda: f"no report; supervisor.log: {self.log()}")
         self.until_gone(seconds)
         return self.attempt.reports[-1]
 
-    def only_rank(self, seconds: float = 20.0) -> dict[str, Any]:
+    def only_rank(self, seconds: float = BUSY_SECONDS) -> dict[str, Any]:
         """The report of the single rank."""
         (rank,) = self.report(seconds)["ranks"]
         return dict(rank)
 
-    def until_gone(self, seconds: float = 20.0) -> None:
+    def until_gone(self, seconds: float = BUSY_SECONDS) -> None:
         """Wait until the supervisor has ended and its folder is removed."""
         wait_until(
             lambda: not self.is_running() and not self.folder.exists(), seconds, lambda: f"still here: {self.log()}"
@@ -93,4 +94,5 @@ class Supervised:
         """End whatever a failed test left."""
         for pid in [process.pid for process in self.marked()] + ([self.pid] if self.is_running() else []):
             if pid is not None:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                    os.kill(pid, signal.SIGKILL)

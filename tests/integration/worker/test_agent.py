@@ -37,13 +37,20 @@ def agent(tmp_path: Path, api: FakeApi) -> Iterator[AgentProcess]:
 
 
 class HoldJob:
-    """A job that appends a line to `started` and sleeps until it is released."""
+    """A job that appends a line to `started` and sleeps until it is released.
+
+    The line comes from the program that goes on, not from the shell before it: a process that is becoming another
+    program shows no environment for a while, and so no mark.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.started = folder / "started"
         self._release = folder / "release"
-        wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)"
-        self.shell = f"echo x >> {self.started}; exec {sys.executable} -S -c '{wait}' {self._release}"
+        hold = (
+            'import os, sys, time\nwith open(sys.argv[1], "a") as file: file.write("x\\n")\n'
+            "while not os.path.exists(sys.argv[2]): time.sleep(0.02)"
+        )
+        self.shell = f"exec {sys.executable} -S -c '{hold}' {self.started} {self._release}"
 
     def release(self) -> None:
         self._release.touch()
@@ -102,9 +109,13 @@ def test_heartbeats_tell_how_much_each_slot_works(agent: AgentProcess, api: Fake
     def use() -> dict[int, float]:
         return {use["index"]: use["utilisation"] for use in api.heartbeats[-1]["gpu_use"]}
 
-    agent.until(lambda: use().get(1, 0.0) > 0.3, f"no work is seen in {api.heartbeats[-1]}")
+    def memory_bytes(index: int) -> int:
+        return next(use["memory_bytes"] for use in api.heartbeats[-1]["gpu_use"] if use["index"] == index)
+
+    # How large a share the others on this machine leave it is not the product's doing; a slot without work has none.
+    agent.until(lambda: use().get(1, 0.0) > 0.05, f"no work is seen in {api.heartbeats[-1]}")
     assert use()[0] == 0.0
-    assert next(use["memory_bytes"] for use in api.heartbeats[-1]["gpu_use"] if use["index"] == 1) > 2**20
+    agent.until(lambda: memory_bytes(1) > 2**20, "it is said to work without memory")
     api.stop(7)
     wait_for_end(agent, attempt)
     agent.until(lambda: use() == {0: 0.0, 1: 0.0}, "the slot is still said to work")
@@ -125,7 +136,7 @@ def test_a_restarted_agent_does_not_enrol_again_and_says_that_it_is_a_new_incarn
 def test_a_second_agent_on_one_folder_is_refused_with_the_fix(agent: AgentProcess) -> None:
     agent.start()
 
-    second = subprocess.run(agent.command("--name", NODE_NAME), capture_output=True, text=True, timeout=20, check=False)
+    second = subprocess.run(agent.command("--name", NODE_NAME), capture_output=True, text=True, timeout=60, check=False)
 
     assert second.returncode == 2
     assert "Another agent already runs on" in second.stderr
@@ -144,7 +155,7 @@ def test_a_second_agent_on_one_folder_is_refused_with_the_fix(agent: AgentProces
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(agent: AgentProcess, options: list[str], sentence: str) -> None:
-    refused = subprocess.run(agent.command(*options), capture_output=True, text=True, timeout=20, check=False)
+    refused = subprocess.run(agent.command(*options), capture_output=True, text=True, timeout=60, check=False)
 
     assert refused.returncode == 2
     assert sentence in refused.stderr
@@ -180,7 +191,7 @@ def test_an_agent_without_a_shared_folder_says_so(agent: AgentProcess, api: Fake
 def test_a_wrong_enrolment_token_is_refused(agent: AgentProcess) -> None:
     agent.token_file.write_text("gle_wrong")
 
-    refused = subprocess.run(agent.command(), capture_output=True, text=True, timeout=20, check=False)
+    refused = subprocess.run(agent.command(), capture_output=True, text=True, timeout=60, check=False)
 
     assert refused.returncode == 2
     assert "does not admit node" in refused.stderr
@@ -191,7 +202,7 @@ def test_a_folder_of_another_node_is_refused(agent: AgentProcess) -> None:
     agent.start()
     agent.stop()
 
-    refused = subprocess.run(agent.command("--name", "node-2"), capture_output=True, text=True, timeout=20, check=False)
+    refused = subprocess.run(agent.command("--name", "node-2"), capture_output=True, text=True, timeout=60, check=False)
 
     assert refused.returncode == 2
     assert f"belongs to node '{NODE_NAME}'" in refused.stderr
@@ -543,7 +554,7 @@ def test_the_celery_child_does_not_outlive_an_agent_that_was_killed(
 
     agent.stop(signal.SIGKILL)
 
-    agent.until(lambda: not is_alive(child), "the Celery child lives on", seconds=10)
+    agent.until(lambda: not is_alive(child), "the Celery child lives on")
 
 
 def test_the_broker_url_is_no_argument_of_any_process(

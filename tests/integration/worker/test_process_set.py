@@ -38,7 +38,7 @@ members.add()
 while not (folder / "ready").exists(): time.sleep(0.01)
 assert not members.is_empty()
 members.signal_groups(signal.SIGTERM, [leader])
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 60
 while not members.is_empty():
     members.kill_all()
     time.sleep(0.02)
@@ -76,7 +76,7 @@ def test_o10_children_in_sessions_of_their_own_are_ended(tmp_path: Path, use_cgr
         pytest.skip("no cgroup v2 can be made here")
     mark = f"pool-{os.getpid()}/node/{use_cgroup:d}"
     arguments = [str(tmp_path), mark, HIDDEN, str(use_cgroup)]
-    done = subprocess.run([sys.executable, "-P", "-c", SUPERVISING, *arguments], timeout=60, capture_output=True)
+    done = subprocess.run([sys.executable, "-P", "-c", SUPERVISING, *arguments], timeout=120, capture_output=True)
 
     assert done.returncode == 0, done.stderr.decode()
     hidden = [int(line) for line in (tmp_path / "pids").read_text().split()]
@@ -98,12 +98,13 @@ def test_o53_a_mark_is_compared_whole_and_only_in_the_environment() -> None:
         subprocess.Popen(sleep, env={"X": f"{ENV_ATTEMPT}={mark}"}),
     ]
     try:
-        wait_until(lambda: 17 in marked_attempts(f"pool-{os.getpid()}", "node"), 5, "the process is not found")
+        # A process that is becoming another program shows no environment for a while.
+        wait_until(lambda: len(marked_attempts(f"pool-{os.getpid()}", "node")) > 1, 60, "a process is not found")
         assert marked_attempts(f"pool-{os.getpid()}", "node") == {17, 178}
 
         assert kill_marked(mark) == 1
 
-        assert ours.wait(5) == -9
+        assert ours.wait(60) == -9
         assert [process.poll() for process in foreign] == [None] * len(foreign)
     finally:
         for process in (ours, *foreign):
@@ -129,5 +130,5 @@ def test_o53_a_process_that_got_the_pid_later_is_not_signalled() -> None:
 def test_a_set_that_is_empty_is_killed_at_once() -> None:
     began = time.monotonic()
 
-    assert kill_marked(f"pool-{os.getpid()}/node/404") == 0
-    assert time.monotonic() - began < 2
+    assert kill_marked(f"pool-{os.getpid()}/node/404", seconds=3600.0) == 0
+    assert time.monotonic() - began < 60

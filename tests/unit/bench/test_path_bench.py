@@ -142,8 +142,14 @@ def test_it_measures_with_the_deadlines_of_production() -> None:
 
 
 def test_cpu_seconds_are_those_of_the_process() -> None:
-    before, used_before = cpu_seconds(os.getpid()), time.process_time()
-    while time.process_time() - used_before < 0.1:
+    first = time.process_time()
+    before = cpu_seconds(os.getpid())
+    began = time.process_time()
+    while time.process_time() - began < 0.1:
         pass
+    ended = time.process_time()
+    used = cpu_seconds(os.getpid()) - before
+    last = time.process_time()
 
-    assert cpu_seconds(os.getpid()) - before == pytest.approx(time.process_time() - used_before, abs=0.05)
+    # Asking takes time of the processor too, and the kernel counts in ticks.
+    assert ended - began - 0.05 <= used <= last - first + 0.05

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.bench import trainer
+from tests.bench.support import training_loops
 from tests.bench.support.checkpoint_times import BlockingTimes, blocking_times
 from tests.bench.support.ratios import batch_for, median_interval, ratio_interval, turn_order
 from tests.bench.support.training_loops import (
@@ -147,7 +149,9 @@ def test_a_checkpoint_is_smaller_where_memory_or_disk_is_short() -> None:
 def test_the_first_steps_of_a_block_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = StepClock(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]))
     moments = iter([0.0, 50.0, 90.0, 95.0, 99.0, 100.0, 102.0, 106.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(moments))
+    monkeypatch.setattr(
+        training_loops, "time", SimpleNamespace(perf_counter=lambda: next(moments), process_time=lambda: 0.0)
+    )
     for _ in range(WARM_STEPS + 3):
         clock.note()
 

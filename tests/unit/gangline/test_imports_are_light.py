@@ -15,7 +15,7 @@ def loaded_by(code: str) -> set[str]:
     script = (
         f"import sys\n{code}\nprint('', *[name for name in {HEAVY!r} if name in sys.modules], sep=' ', file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     return set(done.stderr.splitlines()[-1].split())
 
 

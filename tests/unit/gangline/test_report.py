@@ -232,7 +232,7 @@ def test_a_forked_child_counts_for_itself(events: Path) -> None:
         "child and os.waitpid(child, 0)\n"
         "os._exit(0)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
     assert sorted(event["seq"] for event in read(events)) == [1, 1, 2]
 
@@ -254,15 +254,16 @@ def test_the_stop_file_asks_to_stop_and_says_why(tmp_path: Path, monkeypatch: py
 
 
 def test_asking_to_stop_each_step_costs_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[str] = []
-    monkeypatch.setenv(ENV_STOP_FILE, str(tmp_path / "stop"))
+    looks: list[object] = []
+    stop = str(tmp_path / "stop")
+    monkeypatch.setenv(ENV_STOP_FILE, stop)
     monkeypatch.setattr(report_module.time, "monotonic", lambda: 5.0)
     monkeypatch.setattr(os.path, "exists", lambda path: looks.append(path) is not None)  # type: ignore[func-returns-value]  # counts, and says no
 
     for _ in range(10_000):
         gangline.should_stop()
 
-    assert len(looks) == 1
+    assert looks.count(stop) == 1, "other threads of this process may look at files of their own"
 
 
 def test_the_checkpoint_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,5 +276,5 @@ def test_the_checkpoint_folder_is_made(tmp_path: Path, monkeypatch: pytest.Monke
 def test_importing_the_package_in_any_order_leaves_report_a_function() -> None:
     for statement in ("import gangline", "import gangline.report", "from gangline.report import should_stop"):
         code = f"{statement}\nimport gangline, gangline.report\ngangline.report(1, loss=0.5)\nprint('fine')"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
         assert done.stdout == "fine\n"

@@ -86,13 +86,13 @@ def test_ordinary_text_stays_as_it_is(text: str) -> None:
 @pytest.mark.parametrize("piece", [f"{ESC}[", f"{ESC}]", f"{C1_OSC}a", f"{ESC}]0;a", f"{ESC}P", "\r", f"{ESC}[3;", ESC])
 def test_a_megabyte_of_escapes_takes_no_time(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
-    started = time.process_time()
+    started = time.thread_time()
 
     assert ESC not in clean(text)
     clean_log(text, colour=True)
     fold_carriage_returns(text)
 
-    assert time.process_time() - started < 5
+    assert time.thread_time() - started < 5
 
 
 @pytest.mark.parametrize(

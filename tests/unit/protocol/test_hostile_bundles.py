@@ -278,13 +278,17 @@ def flip(data: bytes, changes: list[tuple[int, int]]) -> bytes:
 SOUND = tar_of(FILE, member("d/" + "n" * 120, b"b" * 700), member("d/l", kind=LINK, link="../a.txt"))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ONE_FOLDER_FOR_ALL = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+"""Each example makes a folder of its own in that of the test; how long one takes to make says nothing."""
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=ONE_FOLDER_FOR_ALL)
 @given(changes=st.lists(st.tuples(st.integers(0, len(SOUND)), st.integers(0, 255)), max_size=6))
 def test_a_damaged_archive_is_unpacked_inside_or_refused(changes: list[tuple[int, int]], tmp_path: Path) -> None:
     check_inside_or_refused(gzip.compress(flip(SOUND, changes), 1), tmp_path)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=ONE_FOLDER_FOR_ALL)
 @given(data=st.binary(max_size=3_000), make=st.sampled_from([bytes, gzip.compress]))
 def test_arbitrary_bytes_are_refused(data: bytes, make: Callable[[bytes], bytes], tmp_path: Path) -> None:
     check_inside_or_refused(make(data), tmp_path)

@@ -154,7 +154,7 @@ def test_ctrl_c_ends_every_process_without_a_dump() -> None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 1, "as click says it; `gang` makes it 130"
     assert said.strip() == "Aborted!"
-    wait_until(lambda: not group_of(process.pid), 10, "the last process of the group gone")
+    wait_until(lambda: not group_of(process.pid), 60, "the last process of the group gone")
 
 
 def group_of(leader: int) -> list[int]:
