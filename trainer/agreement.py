@@ -18,7 +18,7 @@ class Said:
     loss_sum: float = 0.0
     count: float = 0.0
     step_seconds: float = 0.0
-    """Mean duration of its recent steps."""
+    """Duration of a slow one of its recent steps."""
     is_stop_asked: bool = False
     is_stop_final: bool = False
     """Stop without a checkpoint: cancelled."""

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 from trainer.data.batches import MicroBatch
+from trainer.failure import ConfigError
 from trainer.mesh import Mesh
 from trainer.parallel.model import ParallelModel
 from trainer.step import checked_loss
@@ -24,6 +25,7 @@ from trainer.task import TrainTask, target_of
 ROUND_SECONDS: Final = 1.0
 """Ranks agree about this often whether to go on."""
 MAX_ROUND_BATCHES: Final = 1_000
+_LOSS: Final = "loss"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +38,21 @@ class Evaluator:
     is_stop_asked: Callable[[], bool]
     moved: Callable[[], None]
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a metric whose values would take the place of the loss."""
+        if _LOSS in self.task.metrics:
+            raise ConfigError(
+                f"the task has a metric {_LOSS!r}, which is what the held-out loss is called (val_{_LOSS}). Give the "
+                "metric another name."
+            )
+
     def run(self, batches: Iterator[MicroBatch], num_batches: int) -> dict[str, float] | None:
         """Means over all held-out samples, by name: `loss` and the task's metrics. Every rank gets the same.
 
         `num_batches`: the most that any rank has, the same number on every rank. None: given up, since the training is
         to stop. Raises what user code raises.
         """
-        names = ["loss", *self.task.metrics]
+        names = [_LOSS, *self.task.metrics]
         sums = torch.zeros(len(names), dtype=torch.float64, device=self.mesh.device)
         counts = torch.zeros_like(sums)
         # Module by module: a part that the user keeps in evaluation mode (a frozen backbone) must stay there.

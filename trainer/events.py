@@ -1,7 +1,8 @@
 """What a rank tells: progress, checkpoints and notices, one JSON line each, written by a thread of its own.
 
 The step only puts a record into a queue: a slow disk costs the oldest progress lines, never time. What must not be lost
-(checkpoints, notices) is never dropped. Not for: sending (the supervisor ships the file).
+(checkpoints, notices) is never dropped: what a full disk refuses is written when it takes something again. Not for:
+sending (the supervisor ships the file).
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class EventWriter:
         self._num_written = 0
         self._num_dropped = 0
         self._has_warned = False
+        self._is_line_open = False
+        """Whether the file ends within a line that the disk took a part of."""
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
 
@@ -99,18 +102,24 @@ class EventWriter:
                 return
 
     def _run(self) -> None:
+        kept: list[_Waiting] = []
         while True:
             with self._changed:
                 while not self._waiting and not self._is_closing:
                     self._changed.wait()
-                if not self._waiting:
+                if not self._waiting and not kept:
                     return
-                batch = list(self._waiting)
+                is_last_try = not self._waiting
+                batch = [*kept, *self._waiting]
                 self._waiting.clear()
             if self._path is not None:
                 self._write(self._path, batch)
+                kept = [one for one in batch if one.end is None and not one.is_droppable]
+            if is_last_try:
+                return
 
     def _write(self, path: Path, batch: list[_Waiting]) -> None:
+        """Write the lines, and note where each ends. Those that have no end after it are not in the file."""
         lines = []
         for waiting in batch:
             self._num_written += 1
@@ -120,7 +129,7 @@ class EventWriter:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 for waiting, line in zip(batch, lines, strict=True):
-                    os.write(descriptor, line)
+                    self._append(descriptor, line)
                     # User code in this process may append to the same file: where a line ended is asked, not counted.
                     waiting.end = os.lseek(descriptor, 0, os.SEEK_CUR)
             finally:
@@ -129,6 +138,14 @@ class EventWriter:
             if not self._has_warned:
                 self._has_warned = True
                 print(f"gangline: warning: progress is not recorded: {path}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # the rank's log
+
+    def _append(self, descriptor: int, line: bytes) -> None:
+        """All of a line, or OSError: a disk that is nearly full takes a part, after which the next one begins anew."""
+        left = b"\n" + line if self._is_line_open else line
+        while left:
+            num_taken = os.write(descriptor, left)
+            left = left[num_taken:]
+            self._is_line_open = bool(left)
 
 
 def as_json_number(value: float) -> float | str:

@@ -100,6 +100,8 @@ class Feed:
             states = None if position.data_state is None else position.data_state["ranks"]
             try:
                 self._iterable = IterableLoader(self._task, **common, states=states)
+                if self._plan.checkpoint_root is not None:
+                    self._iterable.state()  # one that no checkpoint can keep is told now, not after hours
             except (TypeError, ValueError) as error:
                 raise ConfigError(str(error)) from error
             return _steps(self._iterable)
@@ -121,7 +123,7 @@ class Feed:
 
     def state(self) -> dict[str, Any] | None:
         """What an iterable dataset needs to go on from here, of all ranks (each calls it); None for a map-style one,
-        whose position says it all."""
+        whose position says it all. Raises ConfigError for a state that a checkpoint cannot keep."""
         if self._iterable is None:
             return None
         # A rank's number is its data-parallel one here: iterable data is refused where several ranks share samples.

@@ -119,7 +119,7 @@ class Training:
         self._position = Position(step=0, samples_seen=0)
         self._window = Window(self._mesh.device)
         self._times = StepTimes()
-        self._next_sync = 1
+        self._next_sync, self._sync_interval = 1, 1
         self._evaluated_step = -1
         self._has_ended = False
         self._said_at = -SAY_SECONDS
@@ -204,7 +204,8 @@ class Training:
         step = self._position.step
         if agreed.is_not_finite:
             self._raise_not_finite()
-        self._next_sync = step + sync_interval(agreed.step_seconds)
+        self._sync_interval = sync_interval(agreed.step_seconds, last_interval=self._sync_interval)
+        self._next_sync = step + self._sync_interval
         every, is_last = self._train.report_every, self._feed.is_last(step) or self._has_ended
         if every is None or step % every == 0 or is_last or agreed.is_stop:
             self._report(agreed)
@@ -226,7 +227,7 @@ class Training:
         said = Said(
             loss_sum=window.loss_sum,
             count=window.count,
-            step_seconds=window.step_seconds,
+            step_seconds=max(window.step_seconds, self._times.slowest),
             is_stop_asked=stop.is_set,
             is_stop_final=stop.is_without_checkpoint,
             is_not_finite=window.is_not_finite,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import sys
@@ -23,19 +22,20 @@ from gangline.protocol.outcomes import Outcome, TrainerExit
 from gangline.protocol.pulse import Phase, Pulse
 from trainer.assembly import assemble
 from trainer.checkpoint.export import export_checkpoint
+from trainer.checkpoint.layout import BrokenCheckpoint
 from trainer.entries import load_task
 from trainer.events import EventWriter
 from trainer.failure import ConfigError, PeerFailedError, die, leave_with
 from trainer.loop import FLOOR_SECONDS, Ending, Surroundings, Training
 from trainer.mesh import Mesh, join_mesh, pinned_threads
-from trainer.plan.auto_plan import choose_plan
-from trainer.plan.choice_text import choice_as_dict, choice_lines
+from trainer.plan.choice_text import choice_as_dict
 from trainer.plan.model_profile import ModelProfile, profile_as_dict, read_profile
 from trainer.plan.parallel_plan import RankLayout, check_parallel_plan
 from trainer.plan.planned_file import PlannedFile, parse_bytes, read_planned
+from trainer.plan.planning import plan_on
 from trainer.plan.problem import PlanError
 from trainer.plan.recipe_profiles import recipe_profile
-from trainer.plan.training_plan import TrainingPlan, batch_problems, read_plan
+from trainer.plan.training_plan import TrainingPlan, TrainingSpec, TrainSettings, batch_problems, read_plan
 from trainer.profile import profile_task
 from trainer.stop import StopFlag
 
@@ -51,12 +51,19 @@ CONTROL_TIMEOUT_SECONDS = 1800.0
 def run(plan_file: Path, stop: StopFlag, pulse: Pulse, environment: Mapping[str, str]) -> int:
     """Train as `plan_file` says and end the process. Returns only when there is nothing to tear down."""
     try:
-        plan = read_plan(plan_file.read_bytes())
+        plan = read_plan(_read(plan_file))
         ending, mesh = _train(plan, stop, pulse, environment)
         _conclude(ending, mesh, environment)
     except BaseException as error:  # noqa: BLE001  # the last place to tell why this rank ends, whatever it was
         die(error, environment)
     return EXIT_CODES[ending.outcome]
+
+
+def _read(plan_file: Path) -> bytes:
+    try:
+        return plan_file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the plan file {plan_file} cannot be read: {error.strerror}.") from error
 
 
 def _train(plan: TrainingPlan, stop: StopFlag, pulse: Pulse, environment: Mapping[str, str]) -> tuple[Ending, Mesh]:
@@ -154,23 +161,25 @@ def show_plan(given: argparse.Namespace) -> int:
         ranks_per_node=given.ranks_per_node or planned.layout.ranks_per_node,
     )
     memory = None if given.gpu_memory is None else parse_bytes(given.gpu_memory)
-    profile = _profile_of(planned, given.profile)
-    request = planned.parallel
-    if given.strategy is not None:
-        request = dataclasses.replace(request, strategy=given.strategy)
-    choice = choose_plan(
-        profile,
-        request,
-        layout,
-        gpu_memory_bytes=memory,
-        batch_size=planned.batch_size,
-        optimizer=planned.optimizer,
+    # As the API plans a job, so that what is printed here is what a job of this file gets, or is refused for.
+    spec = TrainingSpec(
+        run=planned.run,
+        parallel=planned.request_on(layout, given.strategy),
+        train=TrainSettings(
+            steps=1,
+            batch_size=planned.batch_size,
+            optimizer=planned.optimizer.name,
+            momentum=planned.optimizer.momentum,
+        ),
     )
+    found = plan_on(spec, layout, gpu_memory_bytes=memory, profile=_profile_of(planned, given.profile))
+    assert found.choice is not None, "the model is known"
     if given.output == "json":
-        _say(json.dumps(choice_as_dict(choice), ensure_ascii=False))
+        _say(json.dumps(choice_as_dict(found.choice), ensure_ascii=False))
         return 0
-    for line in choice_lines(profile, choice, layout, batch_size=planned.batch_size, gpu_memory_bytes=memory):
-        _say(line)
+    text = "\n".join(found.lines)
+    notes = (one for one in found.plan.notes if one.removeprefix("Strategy auto: ") not in text)
+    _say("\n".join((text, *(f"note: {one}" for one in notes))))
     return 0
 
 
@@ -224,6 +233,13 @@ def main(arguments: list[str], stop: StopFlag, pulse: Pulse) -> int:
             return TrainerExit.CONFIG_ERROR
     if given.command == "run":
         return run(given.plan, stop, pulse, os.environ)
-    facts = export_checkpoint(given.checkpoint, given.file)
+    try:
+        facts = export_checkpoint(given.checkpoint, given.file)
+    except BrokenCheckpoint as broken:
+        _complain(f"{given.checkpoint} {broken} Name the folder of one whole checkpoint: …/step-00000120.")
+        return TrainerExit.CONFIG_ERROR
+    except OSError as error:
+        _complain(str(error))
+        return TrainerExit.CONFIG_ERROR
     _say(json.dumps(facts))
     return 0

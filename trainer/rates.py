@@ -17,6 +17,7 @@ DENSE_PEAK_FLOPS: Final = {
     "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
     "GH200": 989e12,
     "B200": 2250e12,
@@ -33,8 +34,10 @@ RECENT_STEPS: Final = 20
 
 
 def dense_peak_flops(device_name: str) -> float | None:
-    """Peak of a device by its name as torch reports it; None: not known."""
+    """Peak of a device by its name as torch reports it; None: not known, as is that of a slice of one (MIG)."""
     words = device_name.replace("-", " ").split()
+    if "MIG" in words:
+        return None
     for name, peak in DENSE_PEAK_FLOPS.items():
         wanted = name.split()
         if all(word in words for word in wanted):
@@ -93,8 +96,12 @@ class StepTimes:
         return max(self._recent, default=0.0)
 
 
-def sync_interval(step_seconds: float, *, target_seconds: float = 0.5, most: int = 20) -> int:
-    """Steps between two agreements of the ranks, so that they come about every `target_seconds`. Pure."""
-    if step_seconds <= 0.0:
+def sync_interval(slow_step_seconds: float, *, last_interval: int, target_seconds: float = 0.5, most: int = 20) -> int:
+    """Steps until the next agreement of the ranks, so that they come about every `target_seconds`. Pure.
+
+    By a slow step of the recent ones, and at most twice the last interval: steps are uneven (batches of data workers
+    arrive in bursts), and twenty that were thought to be quick may take minutes, in which nobody hears of a stop.
+    """
+    if slow_step_seconds <= 0.0:
         return 1
-    return max(1, min(most, int(target_seconds / step_seconds)))
+    return max(1, min(most, 2 * last_interval, int(target_seconds / slow_step_seconds)))

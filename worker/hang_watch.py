@@ -123,7 +123,8 @@ def _failure_of(hang: Hang, job_id: int) -> NodeFailure:
     return NodeFailure(
         outcome=Outcome.HANG,
         message=describe_hang(hang),
-        fix=f"gang logs {job_id} --rank {first.rank} shows the stacks of its threads, at the end.",
+        fix=f"gang logs {job_id} --rank {first.rank} shows the stacks of its threads, at the end. If it was only slow, "
+        "raise train.hang_after.",
         at=time.time(),
         rank=first.rank,
         moves=0 if first.reading is None else first.reading.moves,

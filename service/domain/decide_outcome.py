@@ -12,6 +12,7 @@ from typing import Final
 
 from gangline.protocol.launch import ErrorRecord, NodeReport, RankReport
 from gangline.protocol.outcomes import Outcome, StopIntent
+from gangline.protocol.storage_full import is_storage_full_text
 from service.domain.known_errors import recognise_error
 from service.domain.training_evidence import TRAINED_KINDS, common_result, is_end_of_teardown, outcome_of_exit
 
@@ -309,7 +310,7 @@ def _classify(rank: RankReport, kind: str, oom_kills: int) -> tuple[Outcome, str
     if error is not None and oom_kills and _CHILD_KILLED.search(error.message):
         # The kernel took a process that loaded data for the rank, and the rank says so.
         return Outcome.OUT_OF_MEMORY, f"{error.type}: {error.message}", None
-    if error is not None and error.type in _STORAGE_ERRORS and "No space left on device" in error.message:
+    if error is not None and error.type in _STORAGE_ERRORS and is_storage_full_text(error.message):
         return Outcome.STORAGE_FULL, f"{error.type}: {error.message}", None
     known = recognise_error(error) if error is not None else None
     return Outcome.USER_ERROR, _ended(rank), known

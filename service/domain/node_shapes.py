@@ -39,12 +39,26 @@ def _words(text: str) -> str:
     return " " + " ".join(re.findall(r"\w+", text.casefold())) + " "
 
 
-def least_gpu_memory(asked: str | None, shapes: Sequence[NodeShape], *, at_least: int | None = None) -> int | None:
+def least_gpu_memory(
+    asked: str | None,
+    shapes: Sequence[NodeShape],
+    *,
+    at_least: int | None = None,
+    labels: Mapping[str, str] | None = None,
+    share: int = 1,
+) -> int | None:
     """Memory of the smallest GPU that a job for GPUs of type `asked` may get; None: not known of all of them.
 
-    `at_least`: it gets none with less memory than this.
+    `at_least`: it gets none with less memory than this. `labels`: that its nodes have. `share`: the fewest GPUs that it
+    takes of a node.
     """
-    able = [shape for shape in shapes if shape.num_gpus and gpu_type_matches(asked, shape.gpu_types)]
+    able = [
+        shape
+        for shape in shapes
+        if shape.num_gpus >= max(1, share)
+        and gpu_type_matches(asked, shape.gpu_types)
+        and has_labels(shape, labels or {})
+    ]
     if at_least is not None:
         return min((size for shape in able for size in shape.gpu_memories if size >= at_least), default=at_least)
     known = [shape.gpu_memory_bytes for shape in able if shape.gpu_memory_bytes is not None]

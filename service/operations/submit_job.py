@@ -123,7 +123,13 @@ def check_submission(
     if isinstance(gang, DoesNotFit):
         raise DoesNotFitPool(gang.message, fix=gang.fix)
     asked = spec.resources
-    memory = least_gpu_memory(asked.gpu_type, shapes.get(), at_least=asked.gpu_memory_bytes)
+    memory = least_gpu_memory(
+        asked.gpu_type,
+        shapes.get(),
+        at_least=asked.gpu_memory_bytes,
+        labels=asked.labels,
+        share=min((layout.gpus_per_node for layout in gang.layouts), default=gang.gpus_per_node),
+    )
     gang, training = _plan(spec, gang, memory)
     return Submission(spec=spec, gang=gang, training=training, team_id=team_id, team=team)
 

@@ -13,8 +13,10 @@ import pytest
 from tests.distributed.reference import by_hand, differences
 from tests.distributed.tasks import TASKS
 from tests.distributed.training_cases import FAULTS, plan_for, train_and_trace, train_with_fault
-from tests.support.ranks import Ranks
+from tests.support.ranks import TEST_SECONDS, Ranks
 from trainer.plan.training_plan import TrainSettings
+
+pytestmark = pytest.mark.timeout(TEST_SECONDS)
 
 NUM_TRACED, NUM_STEPS = 5, 20
 SETTINGS = {
@@ -50,6 +52,16 @@ def test_ranks_compute_what_one_process_computes(
     for trace in traces:
         assert differences(trace, expected) == []
     assert traces[0].losses == pytest.approx(expected.losses, rel=1e-10)
+
+
+def test_ranks_of_two_nodes_compute_what_one_process_computes() -> None:
+    with Ranks(4, ranks_per_node=2) as two_nodes:
+        for task, optimizer, grad_accum_steps in (("recipe_mlp", "sgd", 4), ("recipe_transformer", "adamw", 1)):
+            expected = by_hand(TASKS[task](), SETTINGS[optimizer], NUM_TRACED)
+            plan = plan_for(task, 4, SETTINGS[optimizer], grad_accum_steps=grad_accum_steps)
+
+            for trace in two_nodes.run(train_and_trace, task, plan, NUM_TRACED):
+                assert differences(trace, expected) == []
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

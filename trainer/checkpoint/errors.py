@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gangline.protocol.peer_loss import is_peer_loss_text
+from gangline.protocol.storage_full import is_storage_full_text
 from trainer.failure import ConfigError
 
-_STORAGE_FULL_TEXTS: Final = ("No space left on device", "Disk quota exceeded", "File too large")
 _MAX_KEYS_TOLD: Final = 8
 
 
@@ -30,7 +30,7 @@ class CheckpointFailed(RuntimeError):
     @property
     def is_storage_full(self) -> bool:
         """Whether the file system had no room (or a quota was used up)."""
-        return any(text in self.cause for text in _STORAGE_FULL_TEXTS)
+        return is_storage_full_text(self.cause)
 
     @property
     def is_peer_loss(self) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from trainer.checkpoint.layout import sync_folder, verify
@@ -25,6 +26,8 @@ def export_checkpoint(folder: Path, target: Path) -> dict[str, Any]:
     the file and `skipped`: names of what is not a tensor. Reads the checkpoint twice (checksums, then the weights);
     costs the weights in memory. Raises BrokenCheckpoint and OSError.
     """
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target} cannot be written: {target.parent} is no folder. Make it first.")
     manifest = verify(folder)
     state = {key.removeprefix(MODEL): value for key, value in load_state(folder, prefix=MODEL).items()}
     tensors = {name: value.contiguous() for name, value in state.items() if isinstance(value, torch.Tensor)}
@@ -36,6 +39,8 @@ def export_checkpoint(folder: Path, target: Path) -> dict[str, Any]:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         temporary.replace(target)
+    except SafetensorError as error:
+        raise OSError(f"{target} cannot be written: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(target.parent)

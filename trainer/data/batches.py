@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 Collate = Callable[[list[Any]], Any]
 
@@ -76,7 +76,13 @@ class Stopwatch:
 
 
 def is_iterable_style(data: Any) -> bool:
-    """Whether `data` is an iterable dataset rather than a map-style one. Raises TypeError when it is neither."""
+    """Whether `data` is an iterable dataset rather than a map-style one. Raises TypeError when it is neither, and for a
+    DataLoader: what it yields are batches, which would be taken for samples."""
+    if isinstance(data, DataLoader):
+        raise TypeError(
+            f"{type(data).__name__} makes batches, which is Gangline's part. Give its dataset; batch size and workers "
+            "are train.batch_size and train.data_workers, and its collate_fn is the task's collate."
+        )
     if isinstance(data, torch.utils.data.IterableDataset):
         return True
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):

@@ -17,12 +17,13 @@ from trainer.data.libraries import library
 from trainer.data.rows import Pair, Rows
 
 _SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+_DEEP_MODES: Final = ("I", "F")
 _MEAN: Final = torch.tensor((0.485, 0.456, 0.406)).view(3, 1, 1)  # of ImageNet, as is the custom
 _DEVIATION: Final = torch.tensor((0.229, 0.224, 0.225)).view(3, 1, 1)
 
 
 class ImageFolder:
-    """Images below `root`, one folder per class; classes and images in the order of their names.
+    """Images below `root`, one folder per class (none of them hidden); classes and images in the order of their names.
 
     An image is scaled so that its shorter side is `size` pixels, cropped to the middle, and normalised.
     """
@@ -34,7 +35,8 @@ class ImageFolder:
         library("PIL.Image")
         if not root.is_dir():
             raise FileNotFoundError(f"{root} is no folder here (the working folder is {Path.cwd()}).")
-        self.classes = tuple(sorted(folder.name for folder in root.iterdir() if folder.is_dir()))
+        folders = [entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        self.classes = tuple(sorted(folders))
         if classes is not None and not set(self.classes) <= set(classes):
             strange = sorted(set(self.classes) - set(classes))
             raise ValueError(f"{root} has classes that the training data lacks: {', '.join(strange)}.")
@@ -113,6 +115,11 @@ def _pixels(path: Path, size: int) -> torch.Tensor:
 
     try:
         with Image.open(path) as file:
+            if file.mode.startswith(_DEEP_MODES):
+                raise ValueError(
+                    f"{path} has pixels of 16 or 32 bits (mode {file.mode}), which would be cut off at 255: white, "
+                    "mostly. Scale its values down to 8 bits."
+                )
             picture = ImageOps.fit(file.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
     except (UnidentifiedImageError, OSError) as error:
         raise ValueError(f"{path} cannot be read as an image: {error}") from error

@@ -7,6 +7,7 @@ Rules, since such a dataset has neither length nor order:
   over elsewhere is dropped (O-46): ask `has_next` and agree, then take the next step.
 - To resume, the dataset needs `state_dict()` and `load_state_dict(state)`; the state belongs to a rank, so a resumed
   run needs as many. `state_dict` says where the iteration stands; iterating after `load_state_dict` goes on there.
+  It is kept as JSON, so what JSON would give back as something else (a tuple, a key that is a number) is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from trainer.data.batches import MicroBatch, StepBatches, Stopwatch, collate_of, to_device
 from trainer.data.order import partition
 from trainer.data.seeding import draws_random, generators_kept, seed_generators
+from trainer.failure import ConfigError
 from trainer.task import TrainTask
 
 _NO_MORE: Final = object()
@@ -38,6 +40,33 @@ def check_state(data: Any) -> None:
             "would train on the same samples again. Add both, or make it map-style (__len__ and __getitem__), which "
             "resumes by itself."
         )
+
+
+def check_state_value(data: Any, state: Any) -> None:
+    """Raise ConfigError unless `state`, the `state_dict()` of an iterable dataset, comes back from JSON as it was."""
+    changed = _changed_by_json(state, "state")
+    if changed is not None:
+        raise ConfigError(
+            f"the state_dict() of the iterable dataset {type(data).__name__} cannot be kept: a checkpoint holds it as "
+            f"JSON, and {changed}, which would come back as something else or not at all. Use dicts with string keys, "
+            "lists, numbers, strings and None (for a tuple or a tensor a list), and undo it in load_state_dict()."
+        )
+
+
+def _changed_by_json(value: Any, where: str) -> str | None:
+    """What of `value` JSON does not give back as it was, in words; None: nothing."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return None
+    if isinstance(value, dict):
+        strange = next((key for key in value if not isinstance(key, str)), None)
+        if strange is not None:
+            return f"{where} has the key {strange!r:.60} ({type(strange).__name__})"
+        parts = [(f"{where}[{key!r:.60}]", part) for key, part in value.items()]
+    elif isinstance(value, list):
+        parts = [(f"{where}[{index}]", part) for index, part in enumerate(value)]
+    else:
+        return f"{where} is of type {type(value).__name__}"
+    return next((found for name, part in parts if (found := _changed_by_json(part, name)) is not None), None)
 
 
 class IterableLoader:
@@ -101,9 +130,12 @@ class IterableLoader:
         self._before_ahead = self._state_now()
 
     def state(self) -> dict[str, Any]:
-        """Where this rank stands after the steps it took. Raises TypeError for a dataset without `state_dict`."""
+        """Where this rank stands after the steps it took. Raises TypeError for a dataset without `state_dict`,
+        ConfigError for a state that a checkpoint cannot keep as it is."""
         check_state(self._data)
-        return copy.deepcopy(self._before_ahead if self._ahead else self._state_now())
+        state = self._before_ahead if self._ahead else self._state_now()
+        check_state_value(self._data, state["dataset"])
+        return copy.deepcopy(state)
 
     def close(self) -> None:
         """Nothing to end; for the same interface as `TrainLoader`."""

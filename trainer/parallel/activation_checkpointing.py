@@ -6,7 +6,7 @@ cost most to compute. Values and gradients are the same bits either way. Not for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+
+from trainer.parallel.kept_results import KeptResults
 
 _aten = torch.ops.aten
 _KEPT: Final = frozenset(
@@ -50,6 +52,8 @@ def checkpoint_activations(layers: Sequence[nn.Module], mode: str) -> None:
     if contexts is None:
         return
     for layer in layers:
+        if getattr(layer, "inplace", False) is True:
+            continue  # it writes over its input, so there is no input to begin again from, and nothing to save
         # On the instance: a wrapper would change names, a subclass what others (fully_shard, say) make of the class.
         layer.forward = partial(_recomputed, layer, layer.forward, contexts)
 
@@ -68,20 +72,29 @@ def _recomputed(
         if contexts is noop_context_fn:
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    kept = KeptResults(_is_kept)
+    if contexts is not noop_context_fn:
+        contexts = kept.contexts
     if next(layer.buffers(), None) is not None:
         contexts = partial(_and_buffers, contexts, layer)
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    output = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    kept.let_go(output)
+    return output
 
 
 # --- What is kept ----------------------------------------------------------------------------------------------------
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    is_kept = operation.overloadpacket in _KEPT and not _draws(operation, args, kwargs)
+    is_kept = _is_kept(operation, args, kwargs)
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _draws(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _is_kept(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return getattr(operation, "overloadpacket", None) in _KEPT and not _draws(operation, args, kwargs)
+
+
+def _draws(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether an attention kernel draws random numbers: kept, it would not draw them the second time, and whatever
     draws after it would get others than the first time, so that gradients were silently wrong."""
     for place, argument in enumerate(operation._schema.arguments):

@@ -177,6 +177,7 @@ def _check(setting: _Setting, model: nn.Module, layers: Sequence[ListedLayer] | 
         has_batch_norm=has_batch_norm(model),
         has_tensor_parallel_plan=bool(task.tensor_parallel_plan),
         tensor_parallel_sizes=_sizes(task, model) if plan.tp > 1 else (),
+        scalar_parameters=tuple(name for name, one in model.named_parameters() if one.ndim == 0),
     )
     if problems := model_problems(plan, facts):
         raise PlanError(problems)

@@ -64,7 +64,8 @@ class StageBody(nn.Module):
         with self._autocast():
             result: torch.Tensor = self.layers(values)
         self._tell()
-        return result if self._output is None else result.to(self._output.dtype)
+        # It is sent to another rank: gloo and NCCL take what lies in one piece.
+        return result if self._output is None else result.to(self._output.dtype).contiguous()
 
     def _tell(self) -> None:
         self.moved()
@@ -137,6 +138,8 @@ class PipelineEngine:
         # All ranks of a pipeline have the same micro-batches, and so find the same size.
         num_samples = max(_num_rows(micro) for micro in micro_batches)
         inputs = [self._filled(micro, num_samples) for micro in micro_batches]
+        # A schedule that is run for the first time clears the gradients of sharded stages, also those of runs before.
+        held = self._held_gradients() if num_samples not in self._schedules else []
         scheduled = self._scheduled(num_samples)
         schedule, stages = scheduled.schedule, scheduled.stages
         # What `schedule.step` does, but with micro-batches as they are: it would cut a batch into equal parts.
@@ -153,6 +156,17 @@ class PipelineEngine:
             if isinstance(error.__cause__, Exception) and "failed to run" in str(error).lower():
                 raise error.__cause__ from None
             raise
+        for parameter, gradient in held:
+            parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+
+    def _held_gradients(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        """Taken out of the parameters of sharded stages; the gradients of others stay where they are."""
+        held: dict[nn.Parameter, torch.Tensor] = {}
+        for body in self._bodies.values() if self._plan.dp_shard > 1 else ():
+            for parameter in body.parameters():
+                if parameter.grad is not None:
+                    held[parameter], parameter.grad = parameter.grad, None
+        return list(held.items())
 
     def _loss(self, output: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
         assert self._score is not None, "a schedule runs inside accumulate"

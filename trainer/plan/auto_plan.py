@@ -126,6 +126,7 @@ def facts_of(profile: ModelProfile) -> ModelFacts:
         tensor_parallel_sizes=profile.tensor_parallel_sizes,
         has_tensor_parallel_plan=profile.has_tensor_parallel_plan,
         has_batch_norm=profile.has_batch_norm,
+        scalar_parameters=profile.scalar_parameters,
     )
 
 

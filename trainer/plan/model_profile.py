@@ -151,6 +151,11 @@ class ModelProfile:
         return sum(one.numel for layer in self.layers for one in layer.own_parameters if one.is_trainable)
 
     @property
+    def scalar_parameters(self) -> tuple[str, ...]:
+        """Names of the parameters without any dimension."""
+        return tuple(one.name for layer in self.layers for one in layer.own_parameters if not one.shape)
+
+    @property
     def flops_per_sample(self) -> float:
         """Forward and backward."""
         return sum(layer.flops_per_sample for layer in self.layers)

@@ -29,6 +29,8 @@ class ModelFacts:
     has_batch_norm: bool = False
     layer_names: tuple[str, ...] = ()
     """Of the list, in order; (): not known."""
+    scalar_parameters: tuple[str, ...] = ()
+    """Names of those without any dimension."""
 
 
 def model_problems(plan: ParallelPlan, facts: ModelFacts) -> list[PlanProblem]:
@@ -117,6 +119,20 @@ def _tensor_rule(plan: ParallelPlan, facts: ModelFacts) -> Iterator[PlanProblem]
         )
 
 
+def _scalar_rule(plan: ParallelPlan, facts: ModelFacts) -> Iterator[PlanProblem]:
+    if plan.dp_shard > 1 and facts.scalar_parameters:
+        names = facts.scalar_parameters
+        more = f" and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
+        yield PlanProblem(
+            key="parallel.dp_shard",
+            message=(
+                f"is {plan.dp_shard}, but a parameter without dimension cannot be cut into shards: "
+                f"{', '.join(names[:_NAMES_TOLD])}{more}."
+            ),
+            fix="Give it one, as torch.ones(1) has, or use parallel.strategy: ddp.",
+        )
+
+
 def _batch_norm_rule(plan: ParallelPlan, facts: ModelFacts) -> Iterator[PlanProblem]:
     parts = plan.micro_batches * plan.grad_accum_steps
     if plan.pp > 1 and parts > 1 and facts.has_batch_norm:
@@ -136,6 +152,7 @@ _RULES: Final[tuple[Callable[[ParallelPlan, ModelFacts], Iterator[PlanProblem]],
     _layers_rule,
     _cut_rule,
     _tensor_rule,
+    _scalar_rule,
     _batch_norm_rule,
 )
 _NAMES_TOLD: Final = 4

@@ -6,12 +6,13 @@ Not for: submitting a job file (the API reads all of it and refuses what is wron
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from gangline.protocol.launch import decode
-from trainer.plan.axes import ParallelPlan, ParallelRequest, RankLayout
+from trainer.plan.axes import AXES, ParallelPlan, ParallelRequest, RankLayout
 from trainer.plan.estimate import OptimizerKind
+from trainer.plan.parallel_rules import PIPELINE_KEYS
 from trainer.plan.problem import PlanError, PlanProblem
 from trainer.plan.training_plan import RunTarget, TrainSettings
 
@@ -31,7 +32,22 @@ class PlannedFile:
     batch_size: int
     optimizer: OptimizerKind
     layout: RankLayout
-    """Of the job file's resources, with all GPUs on one node where it leaves that open; one rank in a plan file."""
+    """Of the job file's resources, with all GPUs on one node where it leaves that open; a plan file's ranks, on one."""
+    plan: ParallelPlan | None = None
+    """Of a plan file: how it is split over its own number of ranks. `parallel` is then the wish that it came from."""
+
+    def request_on(self, layout: RankLayout, strategy: str | None = None) -> ParallelRequest:
+        """What is asked for on the ranks of `layout`: in a plan file its own plan, where these are as many as it has.
+
+        `strategy`: instead of the file's; `auto` chooses the numbers too.
+        """
+        if strategy == "auto":
+            nothing: dict[str, Any] = dict.fromkeys((*AXES, *PIPELINE_KEYS))
+            return replace(self.parallel, strategy=strategy, **nothing)
+        if strategy is not None:
+            return replace(self.parallel, strategy=strategy)
+        is_as_planned = self.plan is not None and self.plan.world_size == layout.world_size
+        return _request_of(self.plan) if self.plan is not None and is_as_planned else self.parallel
 
 
 def read_planned(data: Any) -> PlannedFile:
@@ -54,14 +70,17 @@ def read_planned(data: Any) -> PlannedFile:
     if settings.batch_size < 1:
         message = f"is {settings.batch_size}."
         raise PlanError([PlanProblem(key="train.batch_size", message=message, fix="Use a whole number from 1.")])
+    plan = None
     if "resume_from" in data:  # a plan file, in which nothing is left open: the axes are not wishes
-        request = wish_of(decode(ParallelPlan, data["parallel"]))
+        plan = decode(ParallelPlan, data["parallel"])
+        request = wish_of(plan)
     return PlannedFile(
         run=run,
         parallel=request,
         batch_size=settings.batch_size,
         optimizer=OptimizerKind(name=settings.optimizer, momentum=settings.momentum),
-        layout=_layout_of(data),
+        layout=_layout_of(data) if plan is None else RankLayout(ranks_per_node=max(1, plan.world_size)),
+        plan=plan,
     )
 
 
@@ -89,6 +108,12 @@ def parse_bytes(text: str) -> int:
         fix = "Write a number and GB or GiB: 80GB."
         raise PlanError([PlanProblem(key="memory", message=f"is {text!r:.40}.", fix=fix)]) from None
     return int(size)
+
+
+def _request_of(plan: ParallelPlan) -> ParallelRequest:
+    """The request that makes `plan` again on its own number of ranks."""
+    numbers = {name: getattr(plan, name) for name in (*AXES, *(PIPELINE_KEYS if plan.pp > 1 else ()))}
+    return wish_of(plan) if plan.world_size == 1 else replace(wish_of(plan), **numbers)
 
 
 def wish_of(plan: ParallelPlan) -> ParallelRequest:

@@ -43,14 +43,17 @@ class Planned:
     """None: nothing is known of the model."""
 
 
-def plan_on(spec: TrainingSpec, layout: RankLayout, *, gpu_memory_bytes: int | None) -> Planned:
+def plan_on(
+    spec: TrainingSpec, layout: RankLayout, *, gpu_memory_bytes: int | None, profile: ModelProfile | None = None
+) -> Planned:
     """The plan of `spec` for the ranks of `layout` on GPUs of `gpu_memory_bytes` each (None: not known, or CPU slots).
 
+    `profile`: of the model, where it was counted here; None: what the job brought along, or the recipe's own.
     Raises PlanError for what cannot run or, of an `auto`, cannot fit however it is split; what else may not fit is a
     note of the plan.
     """
     plan = plan_training(spec, layout)
-    profile = profile_of(spec)
+    profile = profile or profile_of(spec)
     if profile is None:
         is_open = plan.parallel.strategy == "auto"
         is_split = plan.parallel.pp * plan.parallel.tp > 1

@@ -213,8 +213,27 @@ def read_plan(text: str | bytes) -> TrainingPlan:
     if plan.version != PLAN_VERSION:
         fix = f"Use a plan of version {PLAN_VERSION}, or another version of Gangline."
         raise PlanError([PlanProblem(key="version", message=f"is {plan.version}.", fix=fix)])
+    # One that says its version was written by an agent, of a newer release perhaps, with settings that do not matter
+    # here. In one that was written by hand what is not understood is a mistake, and would be trained without.
+    if "version" not in data and (unknown := list(_unknown_keys(data, encode(plan)))):
+        raise PlanError(unknown)
     check_training(TrainingSpec(run=plan.run, parallel=ParallelRequest(), train=plan.train, checkpoint=plan.checkpoint))
     return plan
+
+
+def _unknown_keys(given: Any, known: Any, where: str = "") -> Iterator[PlanProblem]:
+    """Keys in what was `given` that are not in what was made of it, which is `known`."""
+    if isinstance(given, dict) and isinstance(known, dict):
+        for key, value in given.items():
+            name = f"{where}.{key}" if where else str(key)
+            if key in known:
+                yield from _unknown_keys(value, known[key], name)
+            else:
+                fix = f"Use one of: {', '.join(map(str, known))}."
+                yield PlanProblem(key=name, message="means nothing in a plan file.", fix=fix)
+    elif isinstance(given, list) and isinstance(known, list | tuple):
+        for index, (one, other) in enumerate(zip(given, known, strict=True)):
+            yield from _unknown_keys(one, other, f"{where}[{index}]")
 
 
 def write_plan(plan: TrainingPlan) -> str:

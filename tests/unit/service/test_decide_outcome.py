@@ -16,6 +16,10 @@ PEER: dict[str, Any] = {"error": ("DistBackendError", "Connection closed by peer
 NO_MODULE = ("ModuleNotFoundError", "No module named 'torchvision'")
 WORKER_KILLED = ("DataWorkerDied", "Data worker 4711 was killed by SIGKILL. Shared memory (/dev/shm) has 64 MiB")
 FULL = ("OSError", "[Errno 28] No space left on device")
+QUOTA = (
+    "CheckpointFailed",
+    "the checkpoint of step 5 could not be written: rank 0: OSError: [Errno 122] Disk quota exceeded",
+)
 OLD_TUTORIAL = ("ValueError", "device_ids can only be None or contain a single element.")
 UNUSED = ("RuntimeError", "Expected to have finished reduction in the prior iteration before starting a new one.")
 
@@ -206,6 +210,7 @@ TRAINED: dict[str, Case] = {
     ),
     "a package is missing": case("environment_error", node(1, rank(0, 65, error=NO_MODULE)), says="torchvision"),
     "a disk is full": case("storage_full", node(1, rank(0, 65, error=FULL))),
+    "a quota is used up by a checkpoint": case("storage_full", node(1, rank(0, 65, error=QUOTA))),
     "out of memory, by its exit code": case(
         "out_of_memory", node(1, rank(0, 66, error=("RuntimeError", "DefaultCPUAllocator: can't allocate memory")))
     ),

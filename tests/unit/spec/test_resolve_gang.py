@@ -424,6 +424,16 @@ def test_the_smallest_gpu_that_a_job_may_get_has_the_memory_that_it_asks_for() -
     assert least_gpu_memory(None, [], at_least=30 * GIB) == 30 * GIB
 
 
+def test_the_smallest_gpu_that_a_job_may_get_lies_on_a_node_with_its_labels_and_as_many_gpus_as_it_takes() -> None:
+    """`auto` would otherwise refuse a model for GPUs that the job never gets."""
+    small = replace(node(2), gpu_memory_bytes=24 * GIB, gpu_memories=(24 * GIB,) * 2, labels={"rack": "a"})
+    large = replace(node(8), gpu_memory_bytes=80 * GIB, gpu_memories=(80 * GIB,) * 8, labels={"rack": "b"})
+    assert least_gpu_memory(None, [small, large]) == 24 * GIB
+    assert least_gpu_memory(None, [small, large], labels={"rack": "b"}) == 80 * GIB
+    assert least_gpu_memory(None, [small, large], share=4) == 80 * GIB
+    assert least_gpu_memory(None, [small, large], share=2) == 24 * GIB
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(

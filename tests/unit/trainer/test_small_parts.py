@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -14,7 +16,10 @@ from torch import nn
 
 from gangline.protocol.names import ENV_STOP_FILE
 from gangline.protocol.outcomes import TrainerExit
+from gangline.protocol.pulse import Pulse
 from trainer import failure
+from trainer.evaluation import Evaluator
+from trainer.main import run
 from trainer.optimizers import build_optimizer, lr_factor
 from trainer.plan.problem import PlanError
 from trainer.plan.training_plan import TrainSettings
@@ -22,6 +27,7 @@ from trainer.rates import Speedometer, dense_peak_flops, mfu, sync_interval
 from trainer.seeds import derive
 from trainer.step import checked_loss
 from trainer.stop import StopFlag
+from trainer.task import TrainTask
 
 INIT_SEED = 3734278801248931457
 
@@ -71,6 +77,8 @@ def test_weight_decay_spares_biases_and_norms() -> None:
         ("NVIDIA A100-SXM4-80GB", 312e12),
         ("NVIDIA A10", 125e12),
         ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
         ("NVIDIA GeForce RTX 3060", None),
         ("", None),
     ],
@@ -86,7 +94,9 @@ def test_mfu_is_model_flops_over_the_peak_of_all_devices_and_absent_where_it_is_
 
 
 def test_ranks_agree_about_twice_a_second_and_at_every_step_when_steps_are_slow() -> None:
-    assert [sync_interval(seconds) for seconds in (0.0, 1e-6, 0.01, 0.1, 0.5, 60.0)] == [1, 20, 20, 5, 1, 1]
+    found = [sync_interval(seconds, last_interval=20) for seconds in (0.0, 1e-6, 0.01, 0.1, 0.5, 60.0)]
+
+    assert found == [1, 20, 20, 5, 1, 1]
 
 
 def test_seeds_of_different_purposes_and_numbers_differ_and_stay() -> None:
@@ -151,6 +161,27 @@ def test_the_error_record_names_the_exception_and_holds_its_stack() -> None:
 def test_a_loss_that_is_no_single_value_is_refused_with_what_it_was(value: object, message: str) -> None:
     with pytest.raises(failure.ConfigError, match=message):
         checked_loss(value)
+
+
+def test_a_metric_that_would_take_the_place_of_the_loss_is_refused() -> None:
+    metrics = {"loss": lambda output, target: torch.ones(())}
+    task = TrainTask(model=nn.Identity(), loss=nn.functional.cross_entropy, data=[0], eval_data=[0], metrics=metrics)
+    around: dict[str, Any] = {"model": None, "mesh": None, "is_stop_asked": lambda: False, "moved": lambda: None}
+
+    with pytest.raises(failure.ConfigError, match=r"a metric 'loss', which is what the held-out loss is called"):
+        Evaluator(task=task, **around)
+
+
+def test_a_plan_file_that_is_not_there_is_the_callers_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_again(error: BaseException, environment: Mapping[str, str]) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr("trainer.main.die", raise_again)
+
+    with pytest.raises(failure.ConfigError, match=r"plan\.json cannot be read: No such file or directory") as error:
+        run(tmp_path / "plan.json", StopFlag({}), Pulse(None), {})
+
+    assert failure.exit_code_of(error.value) == TrainerExit.CONFIG_ERROR
 
 
 # --- Stopping --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from gangline.protocol.outcomes import TrainerExit
+from gangline.protocol.pulse import Pulse
 from tests.distributed.checkpoint_cases import (
     ALONE,
     OPTIMIZERS,
@@ -23,6 +26,8 @@ from tests.distributed.checkpoint_cases import (
 )
 from trainer.checkpoint.export import export_checkpoint
 from trainer.checkpoint.layout import BrokenCheckpoint
+from trainer.main import main
+from trainer.stop import StopFlag
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one rank saves alone on purpose
 
@@ -69,3 +74,24 @@ def test_a_broken_checkpoint_is_refused_and_the_older_export_stays(tmp_path: Pat
         export_checkpoint(folder, target)
 
     assert target.read_text() == "an older export"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "target", "message"),
+    [
+        ("absent", "model.safetensors", r"absent is not there\. Name the folder of one whole checkpoint"),
+        (".", "model.safetensors", r"has no COMPLETE mark.*Name the folder of one whole checkpoint: …/step-"),
+        (path_of(2), "absent/model.safetensors", r"absent is no folder\. Make it first"),
+    ],
+)
+def test_the_command_says_what_it_cannot_export_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], checkpoint: str, target: str, message: str
+) -> None:
+    saved(tmp_path)
+    arguments = ["export", str(tmp_path / checkpoint), str(tmp_path / target)]
+
+    assert main(arguments, StopFlag({}), Pulse(None)) == TrainerExit.CONFIG_ERROR
+
+    told = capsys.readouterr().err
+    assert re.search(message, told)
+    assert "Traceback" not in told

@@ -31,6 +31,8 @@ from trainer.checkpoint.layout import TEMPORARY_PREFIX, list_checkpoints, list_l
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one rank saves alone on purpose
 
+WAIT_SECONDS = 60.0
+
 
 class Run:
     """A model, its optimizer and its checkpointer."""
@@ -83,7 +85,7 @@ def test_an_asynchronous_save_holds_the_state_of_its_step_though_training_goes_o
     assert run.checkpointer.finished_step == 0
     assert run.on_disk == []
     held.set()
-    wait_until(lambda: run.checkpointer.finished_step == 1, 10, "the save ends")
+    wait_until(lambda: run.checkpointer.finished_step == 1, WAIT_SECONDS, "the save ends")
 
     assert differences(run.restored(), expected) == []
 
@@ -104,7 +106,7 @@ def test_one_save_is_in_flight_and_the_next_one_waits_for_it(tmp_path: Path, hel
 def test_a_checkpoint_is_told_when_it_is_announced_with_all_that_the_api_stores(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.save(3, is_async=True)
-    wait_until(lambda: run.checkpointer.finished_step == 3, 10, "the save ends")
+    wait_until(lambda: run.checkpointer.finished_step == 3, WAIT_SECONDS, "the save ends")
     assert run.told.records == []
 
     run.checkpointer.announce(3)

@@ -205,6 +205,21 @@ def test_a_folder_of_images_has_a_class_per_folder(image_folder: Path) -> None:
     assert len(stack_pairs([images[index] for index in range(3)])[0]) == 3, "all have one size"
 
 
+def test_hidden_folders_are_no_classes(image_folder: Path) -> None:
+    (image_folder / ".ipynb_checkpoints").mkdir()
+
+    assert ImageFolder(image_folder, 8, torch.float32).classes == ("blue", "red")
+
+
+def test_pixels_of_16_bits_are_refused_and_not_cut_off(image_folder: Path) -> None:
+    from PIL import Image
+
+    Image.new("I;16", (5, 5), 40_000).save(image_folder / "blue" / "1.png")
+
+    with pytest.raises(ValueError, match=r"1\.png has pixels of 16 or 32 bits \(mode I;16\).*Scale its values down"):
+        ImageFolder(image_folder, 8, torch.float32)[0]
+
+
 def test_a_flip_is_drawn_anew_for_each_sample() -> None:
     picture = torch.arange(4.0).view(1, 2, 2)
     flipped = RandomFlip(Subset([(picture, 0)], [0]))

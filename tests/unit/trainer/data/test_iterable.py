@@ -13,6 +13,7 @@ import torch
 from trainer.data import Shard, shard
 from trainer.data.batches import StepBatches, is_iterable_style
 from trainer.data.iterable import IterableLoader, check_state
+from trainer.failure import ConfigError
 from trainer.task import TrainTask
 
 
@@ -134,6 +135,36 @@ def test_without_a_state_resuming_is_refused_by_name() -> None:
         loader(Stream(3), states=[loader(StatefulStream(3)).state()])
 
 
+class NotedStream(StatefulStream):
+    """Says where it stands in a form of its own."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__(9)
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "noted": self.state}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (random.Random(0).getstate(), r"state\['noted'\] is of type tuple"),
+        ([{"of": {7: "a"}}], r"state\['noted'\]\[0\]\['of'\] has the key 7 \(int\)"),
+        (torch.zeros(2), r"state\['noted'\] is of type Tensor"),
+    ],
+)
+def test_a_state_that_would_come_back_as_something_else_is_refused_by_name(state: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"iterable dataset NotedStream cannot be kept: .*{message}"):
+        loader(NotedStream(state)).state()
+
+
+def test_a_state_of_what_json_knows_is_kept() -> None:
+    state = {"seen": [1, 2.5, float("inf"), None, True], "files": {"a": {"offset": 7}}}
+
+    assert loader(NotedStream(state)).state()["dataset"] == {"place": 0, "noted": state}
+
+
 def test_data_workers_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"train.data_workers is 2, but an iterable dataset \(Stream\)"):
         loader(Stream(3), data_workers=2)
@@ -174,3 +205,5 @@ def test_which_datasets_are_iterable() -> None:
     assert is_iterable_style(TorchStream()), "though torch gives it a __getitem__"
     assert is_iterable_style(Stream(3))
     assert not is_iterable_style([1, 2])
+    with pytest.raises(TypeError, match=r"DataLoader makes batches, which is Gangline's part. Give its dataset"):
+        is_iterable_style(torch.utils.data.DataLoader(TorchStream()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from itertools import chain, islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.data import batches
 from trainer.data.batches import StepBatches
 from trainer.data.loader import TrainLoader
 from trainer.data.seeding import generators_kept, seed_generators
@@ -232,10 +234,21 @@ def test_the_tasks_own_collate_function_makes_the_batches() -> None:
     assert [step.micro_batches[0].batch for step in one] == [36]
 
 
-def test_time_spent_on_samples_is_told() -> None:
-    (step,) = steps_of(loader(Numbers(9)), 1)
+def test_time_spent_on_samples_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
 
-    assert 0 < step.data_seconds < 5
+    class Slow(Numbers):
+        def __getitem__(self, index: int) -> int:
+            clock[0] += 1.5
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(batches, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    told = []
+    for step in islice(loader(Slow(9)), 2):
+        told.append(step.data_seconds)
+        clock[0] += 100.0  # what is done with them
+
+    assert told == [4 * 1.5, 4 * 1.5]
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,11 @@ def test_unshuffled_it_is_the_datas_own_order() -> None:
 
 
 def test_any_place_of_ten_billion_items_is_found_at_once() -> None:
-    started = time.monotonic()
+    started = time.thread_time()
     found = SampleOrder(10**10, 1).items(7 * 10**10 + 123456789, 7 * 10**10 + 123456789 + 100)
 
-    assert time.monotonic() - started < 1
+    # It takes a millisecond of the processor; to shuffle them all takes minutes, and 80 GB.
+    assert time.thread_time() - started < 5
     assert {epoch for epoch, _ in found} == {7}
     assert len({index for _, index in found}) == 100
     assert all(0 <= index < 10**10 for _, index in found)

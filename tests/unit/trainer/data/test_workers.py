@@ -137,7 +137,7 @@ def test_closing_ends_the_workers() -> None:
     assert not any(is_alive(pid) for pid in pids)
 
 
-def test_closing_does_not_wait_for_workers_that_are_stuck(tmp_path: Path) -> None:
+def test_closing_does_not_wait_for_workers_that_are_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def get_stuck_at_the_second(index: int) -> int:
         mark = tmp_path / str(os.getpid())
         if mark.exists():
@@ -148,12 +148,13 @@ def test_closing_does_not_wait_for_workers_that_are_stuck(tmp_path: Path) -> Non
 
     with steps(get_stuck_at_the_second, data_workers=2) as batches:
         next(batches)
-        wait_until(lambda: [mark.read_text() for mark in tmp_path.iterdir()] == ["stuck"] * 2, 20, "both are stuck")
+        wait_until(lambda: [mark.read_text() for mark in tmp_path.iterdir()] == ["stuck"] * 2, 60, "both are stuck")
+        monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 40.0)  # torch waits so long for each
         started = time.monotonic()
     seconds = time.monotonic() - started
 
     assert not any(is_alive(int(mark.name)) for mark in tmp_path.iterdir())
-    assert seconds < 8
+    assert seconds < 30
 
 
 RANK = """
@@ -197,7 +198,7 @@ def test_workers_end_with_a_rank_that_was_killed_even_when_they_are_stuck() -> N
         rank.stdout.close()
 
     try:
-        wait_until(lambda: not any(is_alive(pid) for pid in pids), 10, "the workers end")
+        wait_until(lambda: not any(is_alive(pid) for pid in pids), 60, "the workers end")
     finally:
         for pid in filter(is_alive, pids):
             os.kill(pid, signal.SIGKILL)

@@ -104,6 +104,76 @@ def test_what_the_forward_changes_is_changed_once(make: Callable[[], nn.Module],
         assert torch.equal(one, same)
 
 
+class WritingIntoParts(nn.Module):
+    """It writes into parts of a product that share no version with it, as torch's GRU does on CPUs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.last = nn.Linear(4, 8, dtype=WIDE), nn.Linear(4, 4, dtype=WIDE)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        first, second = self.both(values).unsafe_chunk(2, -1)
+        result: torch.Tensor = self.last(first.sigmoid_() * second.tanh_())
+        return result
+
+
+class Recurrent(nn.Module):
+    """The output of a recurrent network over a sequence of one."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.network = kind(4, 4, dtype=WIDE)  # type: ignore[arg-type, call-arg]  # each kind gives its own mode
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.network(values.unsqueeze(0))[0].squeeze(0)
+        return result
+
+
+def _linear() -> nn.Linear:
+    return nn.Linear(4, 4, dtype=WIDE)
+
+
+class Doubling(nn.Module):
+    """It writes into the product that it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = _linear()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.linear(torch.tanh(values))
+        result += values
+        return result.mul_(2)
+
+
+WRITING: dict[str, Callable[[], list[nn.Module]]] = {
+    "parts": lambda: [WritingIntoParts()],
+    "GRU": lambda: [Recurrent(nn.GRU)],
+    "LSTM": lambda: [Recurrent(nn.LSTM)],
+    "RNN": lambda: [Recurrent(nn.RNN)],
+    "in the middle of a layer": lambda: [nn.Sequential(_linear(), nn.ReLU(inplace=True), _linear())],
+    "at the end of a layer": lambda: [nn.Sequential(_linear(), nn.SiLU(inplace=True)), _linear()],
+    "in a layer of its own": lambda: [_linear(), nn.SiLU(inplace=True), _linear(), nn.ReLU(inplace=True), _linear()],
+    "into what is returned": lambda: [Doubling(), Doubling()],
+}
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("name", WRITING)
+def test_layers_that_write_into_results_have_the_same_gradients(name: str, mode: str) -> None:
+    """torch's own selective checkpointing raises an error for most, and trains GRUs and parts silently wrong."""
+    torch.manual_seed(0)
+    layers = WRITING[name]()
+    model, other = nn.Sequential(*layers), nn.Sequential(*copy.deepcopy(layers))
+    inputs = torch.randn(6, 4, dtype=WIDE)
+
+    expected = trained(model, list(model), inputs, "none")
+    found = trained(other, list(other), inputs, mode)
+
+    for one, same in zip(found, expected, strict=True):
+        assert torch.equal(one, same)
+
+
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_a_second_backward_through_the_same_graph_or_a_plain_error(mode: str) -> None:
     layer = Remembering()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from trainer.plan.auto_plan import USABLE_PART, AutoChoice, choose_plan
 from trainer.plan.axes import ParallelRequest, RankLayout
 from trainer.plan.choice_text import choice_as_dict, choice_lines
 from trainer.plan.estimate import OptimizerKind
+from trainer.plan.model_profile import ParameterProfile
 from trainer.plan.problem import PlanError
 
 GB = 10**9
@@ -252,6 +253,20 @@ def test_ranks_that_no_plan_can_use_are_refused_with_what_to_change() -> None:
     with pytest.raises(PlanError, match="no sample for each of 4 ranks; the model does not list its layers") as refused:
         choice_of(case)
     assert "4 or more" in refused.value.problems[0].fix
+
+
+def test_a_model_with_a_parameter_without_dimension_is_not_sharded() -> None:
+    profile = model("7B")
+    scale = ParameterProfile(name="head.scale", shape=())
+    last = replace(profile.layers[-1], parameters=(*profile.layers[-1].parameters, scale))
+    choice = choose_plan(
+        replace(profile, layers=(*profile.layers[:-1], last)),
+        ParallelRequest(strategy="auto", precision="bf16"),
+        RankLayout(ranks_per_node=8),
+        gpu_memory_bytes=80 * GB,
+        batch_size=64,
+    )
+    assert choice.plan.dp_shard == 1
 
 
 def test_unknown_memory_is_said() -> None:

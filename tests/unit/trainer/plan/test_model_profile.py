@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.trainer.plan.models_of_many_sizes import model
 from trainer.plan.model_profile import read_profile, write_profile
+from trainer.plan.parallel_plan import RankLayout
 from trainer.plan.planned_file import parse_bytes, read_planned
 from trainer.plan.problem import PlanError
 
@@ -83,7 +84,7 @@ def test_a_job_file_says_what_is_trained_and_how() -> None:
     assert (planned.parallel.pp, planned.parallel.cut_points) == (2, (2,))
 
 
-def test_a_plan_file_gives_its_strategy_but_not_its_axes() -> None:
+def test_a_plan_file_is_its_own_plan_on_its_own_ranks_and_its_strategy_on_others() -> None:
     planned = read_planned(
         {
             "run": {"entry": "a:b"},
@@ -92,7 +93,12 @@ def test_a_plan_file_gives_its_strategy_but_not_its_axes() -> None:
             "resume_from": None,
         }
     )
-    assert (planned.parallel.strategy, planned.parallel.precision, planned.parallel.dp_shard) == ("fsdp", "bf16", None)
+    assert planned.layout == RankLayout(ranks_per_node=8)
+    assert planned.request_on(planned.layout).dp_shard == 8
+    other = planned.request_on(RankLayout(num_nodes=2, ranks_per_node=8))
+    assert (other.strategy, other.precision, other.dp_shard) == ("fsdp", "bf16", None)
+    instead = planned.request_on(planned.layout, "ddp")
+    assert (instead.strategy, instead.precision, instead.dp_shard) == ("ddp", "bf16", None)
 
 
 @pytest.mark.parametrize(

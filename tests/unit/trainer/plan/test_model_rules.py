@@ -37,6 +37,8 @@ SPLIT = ModelFacts(num_layers=None, tensor_parallel_sizes=(12, 48), has_tensor_p
          "micro_batches", "micro_batches 4 × grad_accum_steps 2 = 8 parts, and BatchNorm", "Use GroupNorm"),
         ({"pp": 2, "grad_accum_steps": 2}, ModelFacts(num_layers=2, has_batch_norm=True),
          "grad_accum_steps", "= 2 parts, and BatchNorm", "strategy: model"),
+        ({"dp_shard": 4}, ModelFacts(num_layers=2, scalar_parameters=("head.scale",)), "dp_shard",
+         "is 4, but a parameter without dimension cannot be cut into shards: head.scale.", "torch.ones(1)"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_the_model_is_refused_with_the_sum(
@@ -54,6 +56,7 @@ def test_what_does_not_go_with_the_model_is_refused_with_the_sum(
     [
         ({}, ModelFacts(num_layers=None, has_batch_norm=True)),
         ({"dp_shard": 8}, ModelFacts(num_layers=None, has_batch_norm=True)),
+        ({"dp_replicate": 8}, ModelFacts(num_layers=None, scalar_parameters=("scale",))),
         ({"pp": 6}, LAYERS),
         ({"pp": 3, "cut_points": (1, 5)}, LAYERS),
         ({"pp": 2}, ModelFacts(num_layers=2, has_batch_norm=True)),  # model: one part, the statistics of one process

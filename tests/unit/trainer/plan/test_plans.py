@@ -26,6 +26,7 @@ from trainer.plan.training_plan import (
 
 TRAIN = TrainSettings(steps=10)
 TWO = RankLayout(ranks_per_node=2)
+BY_HAND = {"run": {"recipe": "mlp", "args": {"hidden": [3]}}, "parallel": {}, "train": {"steps": 5}}
 
 
 def keys_of(error: pytest.ExceptionInfo[PlanError]) -> list[str]:
@@ -151,8 +152,28 @@ def test_a_plan_file_comes_back_as_it_was_written() -> None:
     ],
 )
 def test_what_is_no_plan_file_is_refused(change: str | dict[str, object], message: str) -> None:
-    least = {"run": {"recipe": "mlp"}, "parallel": {}, "train": {"steps": 5}}
-    text = change if isinstance(change, str) else json.dumps({**least, **change})
+    text = change if isinstance(change, str) else json.dumps({**BY_HAND, **change})
 
     with pytest.raises(PlanError, match=message):
         read_plan(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "fix"),
+    [
+        ({"train": {"steps": 5, "btach_size": 64}}, "train.btach_size", "batch_size"),
+        ({"checkpoint": {"every": "10m"}}, "checkpoint.every", "every_seconds"),
+        ({"checkpoint_folder": "/tmp/run"}, "checkpoint_folder", "checkpoint_root"),
+        ({"resume_from": [{"path": "a", "step": 5, "stpe": 6}]}, "resume_from[0].stpe", "step"),
+    ],
+)
+def test_a_key_that_means_nothing_is_refused_in_a_file_that_was_written_by_hand(
+    change: dict[str, object], key: str, fix: str
+) -> None:
+    with pytest.raises(PlanError) as error:
+        read_plan(json.dumps({**BY_HAND, **change}))
+
+    assert keys_of(error) == [key]
+    assert fix in error.value.problems[0].fix.removesuffix(".").split(": ")[1].split(", ")
+    newer = json.dumps({**json.loads(write_plan(read_plan(json.dumps(BY_HAND)))), "of_a_later_release": 1})
+    assert read_plan(newer) == read_plan(json.dumps(BY_HAND)), "an agent of a later release wrote it"
