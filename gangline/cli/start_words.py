@@ -47,6 +47,8 @@ def quota_lines(quota: QuotaStanding) -> Iterator[str]:
     """What the team and the user hold of what they may; nothing where there are no bounds."""
     if quota.quota_gpus is not None:
         yield f"Team {quota.team} holds {quota.held_gpus} of the {quota.quota_gpus} GPUs of its quota."
+    if quota.quota_nodes is not None:
+        yield f"Team {quota.team} holds {quota.held_nodes} of the {quota.quota_nodes} whole nodes of its quota."
     if quota.cap_gpus is not None:
         yield f"Team {quota.team} holds {quota.held_gpus} of at most {quota.cap_gpus} GPUs."
     if quota.user_cap_gpus is not None:

@@ -42,6 +42,10 @@ class AdminCalls(BaseClient):
         """Take a user out of a team."""
         self.delete(f"/teams/{segment(team)}/members/{segment(user)}")
 
+    def pool_events(self, *, node: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
+        """The newest `limit` entries of who changed what of the pool, newest first; of one node if that is named."""
+        return items_of(self.get("/events", node=node, limit=limit))
+
     def set_quota(self, team: str, **changes: int | None) -> dict[str, Any]:
         """Set `quota_gpus`, `quota_nodes` and `cap_gpus` of a team: None for none, what is not given stays.
 

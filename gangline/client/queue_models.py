@@ -48,11 +48,13 @@ class StartRange:
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaStanding:
-    """What a team and a user hold of what they may hold, in GPUs; None: no bound."""
+    """What a team and a user hold of what they may hold, in GPUs and whole nodes; None: no bound."""
 
     team: str = ""
     held_gpus: int = 0
     quota_gpus: int | None = None
+    held_nodes: int = 0
+    quota_nodes: int | None = None
     cap_gpus: int | None = None
     user_held_gpus: int = 0
     user_cap_gpus: int | None = None

@@ -6,6 +6,7 @@ Not for: working them out (`service.scheduler`).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
@@ -25,6 +26,7 @@ from service.operations.load_limit_history import load_limit_history
 from service.operations.submit_job import Submission
 from service.scheduler.facts import WaitingJob
 from service.scheduler.forecast import Forecast
+from service.scheduler.holds import HoldFacts, hold_of
 from service.scheduler.what_if import Outlook, Variant
 
 NEWCOMER_ID = 2**62
@@ -81,11 +83,15 @@ def dry_run_json(state: AppState, principal: Principal, submission: Submission) 
 def newcomer_of(submission: Submission, user_id: int, now: float) -> WaitingJob:
     """A submission as a job that waits from now on."""
     gang, spec = submission.gang, submission.spec
-    held = None
+    held, not_before = None, None
     if spec.hold:
         held = Reason(code=ReasonCode.HELD, text="It would be held since its submission.", fix="Release it.")
     elif spec.after:
         held = Reason(code=ReasonCode.DEPENDENCY, text="It would wait for the jobs that it needs.", fix="")
+    elif spec.start_after is not None:
+        start_after = datetime.fromisoformat(spec.start_after).timestamp()
+        facts = HoldFacts(job_id=NEWCOMER_ID, start_after=start_after, start_zone=spec.zone)
+        held, not_before = hold_of(facts, now) or (None, None)
     return WaitingJob(
         id=NEWCOMER_ID,
         user_id=user_id,
@@ -102,6 +108,7 @@ def newcomer_of(submission: Submission, user_id: int, now: float) -> WaitingJob:
         limit_seconds=spec.resources.time_limit_seconds,
         is_preemptible=spec.preemptible,
         will_report=submission.training is not None,
+        not_before=not_before,
         held_by=held,
     )
 

@@ -105,6 +105,8 @@ def _quota_json(row: Row[Any], told: Explanation) -> dict[str, Any]:
         "team": row.team,
         "held_gpus": standing.held_gpus,
         "quota_gpus": standing.quota_gpus,
+        "held_nodes": standing.held_nodes,
+        "quota_nodes": standing.quota_nodes,
         "cap_gpus": standing.cap_gpus,
         "user_held_gpus": standing.user_held_gpus,
         "user_cap_gpus": standing.user_cap_gpus,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from service.scheduler.calibration import Calibration
@@ -15,7 +16,9 @@ from service.scheduler.facts import WaitingJob
 from service.scheduler.forecast import Forecast, forecast, waiting_job
 from service.scheduler.held_world import HeldWorld
 from service.scheduler.jobs import Entry
-from service.scheduler.policies import POLICIES
+from service.scheduler.policies import DEFAULT_POLICY, POLICIES
+from service.scheduler.policies.walk import first_by_quota
+from service.scheduler.queue import LaneKey
 from service.scheduler.scheduling_pass import PolicyOptions
 from service.scheduler.what_if import Outlook, Variant, variants, what_if
 from service.scheduler.world import World
@@ -27,10 +30,13 @@ FORECASTS_SHOWN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What a job's team and owner hold of what they may hold, in GPUs; None: no bound."""
+    """What a job's team and owner hold of what they may hold; None: no bound."""
 
     held_gpus: int
     quota_gpus: int | None
+    held_nodes: int
+    """Whole ones."""
+    quota_nodes: int | None
     cap_gpus: int | None
     user_held_gpus: int
     user_cap_gpus: int | None
@@ -66,15 +72,17 @@ def explain(held: HeldWorld, job_id: int, *, with_forecast: bool = True) -> Expl
         made = None
         if with_forecast:
             made = forecast(world, job_id, now, held.calibration, held.policy, held.options)
-        return explain_in(world, job_id, now, made)
+        return explain_in(world, job_id, now, made, held.policy)
 
 
-def explain_in(world: World, job_id: int, now: float, made: Forecast | None) -> Explanation:
+def explain_in(
+    world: World, job_id: int, now: float, made: Forecast | None, policy: str = DEFAULT_POLICY
+) -> Explanation:
     """The same from a world at hand."""
     world.settle_turns()
     job = waiting_job(world, job_id)
     entry = world.queue.entries.get(job_id)
-    num_ahead, ahead = _ahead_of(world, entry) if entry is not None else (0, ())
+    num_ahead, ahead = _ahead_of(world, entry, policy) if entry is not None else (0, ())
     known = entry or world.nominated.get(job_id)
     return Explanation(
         job=job,
@@ -95,22 +103,33 @@ def standing_in(world: World, job: WaitingJob) -> Standing:
     return Standing(
         held_gpus=world.team_gpus.get(job.team_id, 0),
         quota_gpus=None if team is None else team.quota_gpus,
+        held_nodes=world.team_nodes.get(job.team_id, 0),
+        quota_nodes=None if team is None else team.quota_nodes,
         cap_gpus=None if team is None else team.cap_gpus,
         user_held_gpus=world.user_gpus.get(job.user_id, 0),
         user_cap_gpus=None if user is None else user.cap_gpus,
     )
 
 
-def _ahead_of(world: World, entry: Entry) -> tuple[int, tuple[int, ...]]:
+def _ahead_of(world: World, entry: Entry, policy: str) -> tuple[int, tuple[int, ...]]:
     """How many jobs of the queue go before, those that are nominated included, and the nearest of them."""
-    count = len(world.nominated)
-    nearest: list[Entry] = list(world.nominated.values())[-AHEAD_SHOWN:]
+    first, places = _first_of(world, policy)
+    known = next((place for place, other in enumerate(first) if other is entry), None)
+    before = [*world.nominated.values(), *first[:known]]
+    if known is not None:
+        return len(before), tuple(other.id for other in before[-AHEAD_SHOWN:])
+    count, nearest = len(before), []
     for lane in world.queue.lanes.values():
-        place = bisect.bisect_left(lane.entries, (entry.turn,))
-        count += place
-        nearest += [other for _, _, other in lane.entries[max(0, place - AHEAD_SHOWN) : place]]
+        start, place = places.get(lane.key, 0), bisect.bisect_left(lane.entries, (entry.turn,))
+        count += max(0, place - start)
+        nearest += [other for _, _, other in lane.entries[max(start, place - AHEAD_SHOWN) : place]]
     nearest = heapq.nlargest(AHEAD_SHOWN, nearest, key=lambda other: other.turn)
-    return count, tuple(other.id for other in reversed(nearest))
+    return count, tuple(other.id for other in [*before, *reversed(nearest)][-AHEAD_SHOWN:])
+
+
+def _first_of(world: World, policy: str) -> tuple[list[Entry], Mapping[LaneKey, int]]:
+    """Whom quotas put before the order of turns, and how many of each lane they are."""
+    return first_by_quota(world) if world.has_quotas and POLICIES[policy].knows_standing else ([], {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +158,7 @@ def queue_page(held: HeldWorld, after: int, limit: int) -> QueuePage:
     """The jobs after a position: those with promised GPUs, the queue in the order of the policy, then the held ones."""
     with held.borrow() as (world, now):
         world.set_order(POLICIES[held.policy].order)
-        entries = queue_in(world)
+        entries = queue_in(world, held.policy)
         page = [
             Waiting(
                 id=entry.id,
@@ -157,11 +176,12 @@ def queue_page(held: HeldWorld, after: int, limit: int) -> QueuePage:
         return QueuePage(at=now, count=len(entries) + len(world.held), jobs=tuple(page))
 
 
-def queue_in(world: World) -> list[Entry]:
+def queue_in(world: World, policy: str = DEFAULT_POLICY) -> list[Entry]:
     """All jobs of the queue in the order of the policy: those that have GPUs promised first."""
     world.settle_turns()
-    lanes = ([entry for _, _, entry in lane.entries] for lane in world.queue.lanes.values())
-    return [*world.nominated.values(), *heapq.merge(*lanes, key=lambda entry: entry.turn)]
+    first, places = _first_of(world, policy)
+    lanes = ([entry for _, _, entry in lane.entries[places.get(lane.key, 0) :]] for lane in world.queue.lanes.values())
+    return [*world.nominated.values(), *first, *heapq.merge(*lanes, key=lambda entry: entry.turn)]
 
 
 def look(held: HeldWorld, job: WaitingJob, advised_limit_seconds: float | None) -> tuple[Outlook, tuple[Variant, ...]]:

@@ -95,7 +95,12 @@ def _kept_from_starting(tx: Write) -> list[str]:
     query = (
         select(teams.c.name, func.count())
         .join(jobs, jobs.c.team_id == teams.c.id)
-        .where(jobs.c.state == JobState.WAITING, jobs.c.is_preemptible.is_(False), not_(has_quota))
+        .where(
+            jobs.c.state == JobState.WAITING,
+            jobs.c.is_preemptible.is_(False),
+            or_(jobs.c.gpus_per_node > 0, jobs.c.is_exclusive),  # the others take no GPU, so they borrow none
+            not_(has_quota),
+        )
         .group_by(teams.c.name)
         .order_by(teams.c.name)
     )

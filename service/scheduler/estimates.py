@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
-from service.scheduler.facts import Measured, WaitingJob
+from service.scheduler.facts import EndedRatio, Measured, WaitingJob
 
 LEAST_LEFT_SECONDS: Final = 60.0
 UNKNOWN_LEFT_SECONDS: Final = 24 * 3600.0
@@ -29,13 +30,15 @@ GRID: Final = 1.02
 LOG_GRID: Final = math.log(GRID)
 
 
-class Ratios:
-    """Real time over limit of the jobs that ended, sorted; asked for two of its quantiles."""
+class _Circle:
+    """Ratios of the jobs of one user, one team or the pool, sorted; asked for two of their quantiles."""
 
-    __slots__ = ("_sorted", "reporting", "silent")
+    __slots__ = ("_sorted", "is_known", "reporting", "silent")
 
     def __init__(self, ratios: Iterable[float] = ()):
         self._sorted = sorted(ratios)
+        self.is_known = False
+        """Whether they are enough to be believed."""
         self.silent = 1.0
         self.reporting = 1.0
         self._read()
@@ -53,29 +56,92 @@ class Ratios:
         self._read()
 
     @property
-    def quantiles(self) -> tuple[float, float]:
-        """Of those that do not report, and of those that will."""
-        return self.silent, self.reporting
-
-    @property
-    def are_few(self) -> bool:
-        """Whether they are too few to be steady."""
-        return len(self._sorted) <= FEW_RATIOS
-
-    def of(self, job: WaitingJob) -> float:
-        """The ratio by which the job's limit is scaled."""
-        return self.reporting if job.will_report else self.silent
-
-    def __len__(self) -> int:
+    def num_ended(self) -> int:
+        """Of how many jobs."""
         return len(self._sorted)
 
     def _read(self) -> None:
         count = len(self._sorted)
-        if count < MIN_RATIOS:
+        self.is_known = count >= MIN_RATIOS
+        if not self.is_known:
             self.silent = self.reporting = 1.0
             return
         self.silent = on_grid(self._sorted[int(count * QUANTILE_SILENT)])
         self.reporting = on_grid(self._sorted[int(count * QUANTILE_REPORTING)])
+
+
+class Ratios:
+    """Real time over limit of the jobs that ended: a job's estimate is of its user's, else its team's, else the pool's.
+
+    The first circle counts that knows `MIN_RATIOS` ended jobs.
+    """
+
+    __slots__ = ("_pool", "_teams", "_users")
+
+    def __init__(self, ended: Iterable[EndedRatio] = ()):
+        known = list(ended)
+        self._pool = _Circle(one.ratio for one in known)
+        self._teams = _circles((one.team_id, one.ratio) for one in known)
+        self._users = _circles((one.user_id, one.ratio) for one in known)
+
+    def add(self, ended: EndedRatio) -> None:
+        """One more job has ended."""
+        self._pool.add(ended.ratio)
+        self._teams.setdefault(ended.team_id, _Circle()).add(ended.ratio)
+        self._users.setdefault(ended.user_id, _Circle()).add(ended.ratio)
+
+    def remove(self, ended: EndedRatio) -> None:
+        """Take back what `add` did."""
+        self._pool.remove(ended.ratio)
+        self._teams[ended.team_id].remove(ended.ratio)
+        self._users[ended.user_id].remove(ended.ratio)
+
+    def of(self, job: WaitingJob) -> float:
+        """The ratio by which the job's limit is scaled."""
+        circle = self._circle_of(job.user_id, job.team_id)
+        return circle.reporting if job.will_report else circle.silent
+
+    def silent_of(self, job: WaitingJob) -> float:
+        """The median: what a limit is scaled by where the job is to be seen as one that does not report."""
+        return self._circle_of(job.user_id, job.team_id).silent
+
+    def views_of(self, user_id: int, team_id: int) -> tuple[RatioView, RatioView, RatioView]:
+        """What jobs of this user, of others of the team, and of other teams are estimated by, if nearer circles say
+        nothing."""
+        of_user, of_team = self._circle_of(user_id, team_id), self._circle_of(None, team_id)
+        return _view(of_user), _view(of_team), _view(self._pool)
+
+    def __len__(self) -> int:
+        return self._pool.num_ended
+
+    def _circle_of(self, user_id: int | None, team_id: int) -> _Circle:
+        circle = self._users.get(user_id) if user_id is not None else None
+        if circle is not None and circle.is_known:
+            return circle
+        circle = self._teams.get(team_id)
+        return circle if circle is not None and circle.is_known else self._pool
+
+
+class RatioView(NamedTuple):
+    """What a circle says."""
+
+    silent: float
+    """For jobs that do not report."""
+    reporting: float
+    """For jobs that will."""
+    is_unsteady: bool
+    """Each ended job may move it far: it knows few."""
+
+
+def _view(circle: _Circle) -> RatioView:
+    return RatioView(circle.silent, circle.reporting, circle.num_ended <= FEW_RATIOS)
+
+
+def _circles(ended: Iterable[tuple[int, float]]) -> dict[int, _Circle]:
+    by_owner: defaultdict[int, list[float]] = defaultdict(list)
+    for owner_id, ratio in ended:
+        by_owner[owner_id].append(ratio)
+    return {owner_id: _Circle(ratios) for owner_id, ratios in by_owner.items()}
 
 
 def on_grid(ratio: float) -> float:

@@ -178,6 +178,15 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EndedRatio:
+    """Of a job that has ended: its real time over its limit, and whose it was."""
+
+    ratio: float
+    user_id: int
+    team_id: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunningJob:
     """A job with GPUs, from its placement until all of them are free again."""
 

@@ -23,7 +23,7 @@ from service.domain.reasons import Reason
 from service.domain.states import AttemptNodeState, AttemptState, JobState
 from service.domain.training_evidence import TRAINED_KINDS
 from service.scheduler.estimates import REPORT_COUNTS_AFTER_SECONDS
-from service.scheduler.facts import Measured, NodeShare, PlacedGang, RunningJob, Team, User, WaitingJob
+from service.scheduler.facts import EndedRatio, Measured, NodeShare, PlacedGang, RunningJob, Team, User, WaitingJob
 from service.scheduler.holds import HoldFacts, hold_of
 from service.scheduler.load_nodes import load_nodes
 from service.scheduler.load_nominations import LoadedNominations, load_nominations
@@ -128,7 +128,7 @@ _FOLDERS = (
 )
 """Nodes of the newest attempt of each job that told of a checkpoint which counts."""
 _RATIOS = (
-    select(jobs.c.served_seconds / jobs.c.limit_seconds)
+    select((jobs.c.served_seconds / jobs.c.limit_seconds).label("ratio"), jobs.c.owner_id, jobs.c.team_id)
     .where(
         jobs.c.state.in_([state for state in JobState if state.is_terminal]),
         jobs.c.started_at.is_not(None),
@@ -237,10 +237,13 @@ def load_users(connection: Connection, ids: Collection[int] | None = None) -> li
     return [User(**row._mapping) for row in connection.execute(query)]
 
 
-def load_ratios(connection: Connection, now: float) -> list[float]:
+def load_ratios(connection: Connection, now: float) -> list[EndedRatio]:
     """Real time over limit of the jobs that ended lately, the newest first."""
     recent = _RATIOS.where(jobs.c.submitted_at > now - RATIO_DAYS * 86_400.0)
-    return [min(1.0, float(ratio)) for ratio in connection.execute(recent).scalars()]
+    return [
+        EndedRatio(ratio=min(1.0, float(row.ratio)), user_id=row.owner_id, team_id=row.team_id)
+        for row in connection.execute(recent)
+    ]
 
 
 def load_ended_ratios(connection: Connection, ids: Iterable[int]) -> dict[int, float]:

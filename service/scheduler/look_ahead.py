@@ -114,7 +114,7 @@ class _Ahead:
         world, job = self.world, run.job
         left = run.left(world.ratios, self.now)
         if run.measured is None and job.measured_left is None:
-            left *= world.ratios.silent / world.ratios.of(job)
+            left *= world.ratios.silent_of(job) / world.ratios.of(job)
         end = self.now + max(LEAST_LEFT_SECONDS, left)
         self.ends[run.id] = end
         heapq.heappush(self.moments, (end, run.id))

@@ -30,7 +30,7 @@ class Bound:
     """Why a job must not start though GPUs may be free."""
 
     kind: str
-    """`team_cap`, `user_cap` or `cannot_borrow`."""
+    """`team_cap`, `user_cap`, `cannot_borrow`, or `cannot_borrow_nodes`: its numbers are of whole nodes."""
     limit: int
     used: int
     asked: int
@@ -40,14 +40,15 @@ NO_QUOTA: Final = 0
 
 
 def standing_of(world: World, lane: Lane) -> Standing:
-    """Whether the next job of the lane would run within its team's quota."""
-    if not world.has_quotas:
+    """Whether the next job of the lane would run within its team's quota. Who asks for no GPU borrows none."""
+    asked = asked_gpus(lane)
+    if not world.has_quotas or not asked:
         return Standing.IN_QUOTA
     team = world.teams.get(lane.team_id)
     if team is None:
         return Standing.BORROWS
     used = world.team_gpus[lane.team_id]
-    in_gpus = used + asked_gpus(lane) <= (NO_QUOTA if team.quota_gpus is None else team.quota_gpus)
+    in_gpus = used + asked <= (NO_QUOTA if team.quota_gpus is None else team.quota_gpus)
     if team.quota_nodes is not None and takes_whole_nodes(lane):
         num_nodes = lane.shape.layouts[-1].num_nodes
         in_nodes = world.team_nodes[lane.team_id] + num_nodes <= team.quota_nodes
@@ -58,6 +59,8 @@ def standing_of(world: World, lane: Lane) -> Standing:
 def bound_of(world: World, lane: Lane, standing: Standing) -> Bound | None:
     """What forbids the next job of the lane to start, or None."""
     team, asked = world.teams.get(lane.team_id), asked_gpus(lane)
+    if not asked:
+        return None
     if team is not None and team.cap_gpus is not None:
         used = world.team_gpus[lane.team_id]
         if used + asked > team.cap_gpus:
@@ -68,10 +71,18 @@ def bound_of(world: World, lane: Lane, standing: Standing) -> Bound | None:
         if used + asked > user.cap_gpus:
             return Bound(kind="user_cap", limit=user.cap_gpus, used=used, asked=asked)
     if world.has_quotas and standing is Standing.BORROWS and not lane.may_borrow:
-        quota = guaranteed_gpus(world, lane.team_id)
-        used = world.team_gpus[lane.team_id]
-        return Bound(kind="cannot_borrow", limit=quota, used=used, asked=asked)
+        return _bound_of_quota(world, lane, asked)
     return None
+
+
+def _bound_of_quota(world: World, lane: Lane, asked: int) -> Bound:
+    """Which part of its team's quota the next job of the lane does not fit into."""
+    team, used = world.teams.get(lane.team_id), world.team_gpus[lane.team_id]
+    fits_in_gpus = team is not None and (team.quota_gpus is None or used + asked <= team.quota_gpus)
+    if team is not None and team.quota_nodes is not None and takes_whole_nodes(lane) and fits_in_gpus:
+        num_nodes, held = lane.shape.layouts[-1].num_nodes, world.team_nodes[lane.team_id]
+        return Bound(kind="cannot_borrow_nodes", limit=team.quota_nodes, used=held, asked=num_nodes)
+    return Bound(kind="cannot_borrow", limit=guaranteed_gpus(world, lane.team_id), used=used, asked=asked)
 
 
 def asked_gpus(lane: Lane) -> int:
@@ -81,9 +92,20 @@ def asked_gpus(lane: Lane) -> int:
     return max(lane.num_gpus, lane.shape.layouts[-1].num_nodes * largest_node(lane))
 
 
+def count_in(world: World, lane: Lane) -> None:
+    """Count what the next job of the lane would take, as if it had it."""
+    asked = asked_gpus(lane)
+    world.team_gpus[lane.team_id] += asked
+    world.user_gpus[lane.user_id] += asked
+    if asked and takes_whole_nodes(lane):
+        world.team_nodes[lane.team_id] += lane.shape.layouts[-1].num_nodes
+
+
 def most_gpus(world: World, lane: Lane, standing: Standing) -> int | None:
     """How many GPUs an elastic job may take at most, so that no cap or quota is passed; None: any number."""
-    bounds = []
+    bounds: list[int] = []
+    if not asked_gpus(lane):
+        return None
     team, user = world.teams.get(lane.team_id), world.users.get(lane.user_id)
     if team is not None and team.cap_gpus is not None:
         bounds.append(team.cap_gpus - world.team_gpus[lane.team_id])

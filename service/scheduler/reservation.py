@@ -1,13 +1,16 @@
 """When and where a blocked job will fit by the hard limits of those who run, and who may pass it meanwhile. Pure.
 
-Promises read hard limits alone: a job that may run past the reserved moment is kept off the reserved GPUs.
+All that it needs counts: GPUs, CPUs, memory, one shared folder, nodes for itself. Promises read hard limits alone: a
+job that may run past the reserved moment is kept off what is reserved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
+from service.domain.gang_layout import GangLayout
 from service.scheduler.facts import PlacedGang, WaitingJob
 from service.scheduler.free_index import FreeIndex
 from service.scheduler.jobs import FOREVER, Run
@@ -15,27 +18,79 @@ from service.scheduler.node import Node
 from service.scheduler.placement import fits, gang_of, together
 from service.scheduler.world import World
 
+SLACK_CPUS: Final = 1e-6
+"""What sums of CPUs may be off."""
+
+
+class _Room:
+    """What a node has to give at some moment."""
+
+    __slots__ = ("cpus", "gpus", "memory_bytes", "node", "num_alone", "num_others", "unsure")
+
+    def __init__(self, node: Node, gpus: int):
+        self.node = node
+        self.gpus = gpus
+        self.cpus = node.cpus
+        self.memory_bytes = node.memory_bytes
+        self.num_others = len(node.runs) + len(node.nominated)
+        self.num_alone = sum(run.job.is_exclusive for run in node.runs.values()) + sum(node.nominated.values())
+        """Of the others: those that have the node to themselves."""
+        self.unsure: list[tuple[Run, int]] = []
+        """Runs without a limit that are taken to have left it, and their GPUs."""
+
+    def leave(self, run: Run, gpus: int) -> None:
+        """A run has left it."""
+        if run.limit_end == FOREVER:
+            self.unsure.append((run, gpus))
+        self.gpus += gpus
+        self.cpus += run.gang.layout.cpus_per_node
+        self.memory_bytes += run.job.memory_bytes_per_node
+        self.num_others -= 1
+        self.num_alone -= run.job.is_exclusive
+
+    def holds(self, job: WaitingJob, layout: GangLayout, count: int) -> bool:
+        """Whether there is room for one share of the job, of `count` GPUs."""
+        return (
+            self.gpus >= count
+            and self.cpus + SLACK_CPUS >= layout.cpus_per_node
+            and self.memory_bytes >= job.memory_bytes_per_node
+            and not (self.num_others if job.is_exclusive else self.num_alone)
+        )
+
+    def take(self, job: WaitingJob, layout: GangLayout, count: int) -> None:
+        """A share of a job is there from now on."""
+        self.gpus -= count
+        self.cpus -= layout.cpus_per_node
+        self.memory_bytes -= job.memory_bytes_per_node
+        self.num_others += 1
+        self.num_alone += job.is_exclusive
+
+    def keep(self, job: WaitingJob, layout: GangLayout, count: int) -> None:
+        """A share of a job is to be there. Runs that may go on for ever leave nothing to anybody else."""
+        self.take(job, layout, count)
+        for run, gpus in self.unsure:
+            self.take(run.job, run.gang.layout, gpus)
+
 
 @dataclass
 class Reservation:
-    """A moment and the GPUs of some nodes that a job is to have then."""
+    """A moment, and what some nodes have to give then beside the job that it is made for."""
 
     at: float
     """Epoch seconds."""
-    kept: dict[int, int]
-    """GPUs reserved, by node."""
-    free_then: dict[int, int]
-    """GPUs that will be free at that moment on the reserved nodes."""
+    kept: dict[int, _Room]
+    """The reserved nodes: what others may take of them beyond the moment."""
 
-    def leaves_room(self, node: Node, count: int) -> bool:
-        """Whether `count` GPUs of the node may be taken beyond the moment."""
-        return node.id not in self.kept or self.free_then[node.id] - count >= self.kept[node.id]
+    def leaves_room(self, node: Node, job: WaitingJob, count: int) -> bool:
+        """Whether a share of the job, of `count` GPUs, may be on the node beyond the moment."""
+        room = self.kept.get(node.id)
+        return room is None or room.holds(job, job.least, count)
 
-    def take(self, gang: PlacedGang) -> None:
-        """A gang holds its GPUs beyond the moment."""
+    def take(self, gang: PlacedGang, job: WaitingJob) -> None:
+        """The job has this gang beyond the moment."""
         for share in gang.shares:
-            if share.node_id in self.kept:
-                self.free_then[share.node_id] -= len(share.gpu_indices)
+            if (room := self.kept.get(share.node_id)) is not None:
+                room.take(job, gang.layout, len(share.gpu_indices))
 
 
 def latest_end(world: World, run: Run, now: float) -> float:
@@ -48,9 +103,10 @@ def reserve(
 ) -> Reservation | None:
     """The first moment at which the job's least layout fits if all runs end when `end_of` says; None: never."""
     layout = job.least
-    share, num_nodes, rest = layout.gpus_per_node, layout.num_nodes, layout.rest_gpus
-    free = {node.id: index.free_mask(node).bit_count() for node in index.nodes.values() if _is_home(job, node)}
-    num_able = sum(count >= share for count in free.values())
+    rooms = {
+        node.id: _Room(node, index.free_mask(node).bit_count()) for node in index.nodes.values() if _is_home(job, node)
+    }
+    able = {node_id for node_id, room in rooms.items() if room.holds(job, layout, layout.gpus_per_node)}
     runs = sorted(
         (
             (end_of(run), run.started_at, run.id, run)
@@ -61,37 +117,52 @@ def reserve(
     )
     place = 0
     while True:
-        if num_able >= num_nodes:
-            kept = _kept(index, free, share, num_nodes, rest)
+        if len(able) >= layout.num_nodes:
+            kept = _kept(rooms, [rooms[node_id] for node_id in able], job)
             if kept is not None:
+                for room, count in kept:
+                    room.keep(job, layout, count)
                 at = now if place == 0 else max(now, runs[place - 1][0])
-                return Reservation(at=at, kept=kept, free_then={node_id: free[node_id] for node_id in kept})
+                return Reservation(at=at, kept={room.node.id: room for room, _ in kept})
         if place == len(runs) or runs[place][0] == float("inf"):
             return None
         end = runs[place][0]
         while place < len(runs) and (runs[place][0] <= end or runs[place][0] <= now):
-            for node_id, mask in runs[place][3].masks:
-                if node_id in free:
-                    before = free[node_id]
-                    free[node_id] = before + (mask & index.mask_of(index.nodes[node_id])).bit_count()
-                    num_able += before < share <= free[node_id]
+            run = runs[place][3]
+            for node_id, mask in run.masks:
+                if (room_left := rooms.get(node_id)) is not None:
+                    room_left.leave(run, (mask & index.mask_of(room_left.node)).bit_count())
+                    if room_left.holds(job, layout, layout.gpus_per_node):
+                        able.add(node_id)
             place += 1
 
 
-def _kept(index: FreeIndex, free: dict[int, int], share: int, num_nodes: int, rest: int) -> dict[int, int] | None:
-    """Whole nodes by lowest order; a part of a node by best fit."""
-    able = [index.nodes[node_id] for node_id, count in free.items() if count >= share]
-    if num_nodes == 1 and not rest:
-        best = min(able, key=lambda node: (free[node.id], node.order))
-        return {best.id: share}
-    able.sort(key=lambda node: node.order)
-    kept = {node.id: share for node in able[:num_nodes]}
+def _kept(rooms: dict[int, _Room], able: list[_Room], job: WaitingJob) -> list[tuple[_Room, int]] | None:
+    """The rooms that are reserved, and how many GPUs of each; None: of those that are able there are too few together.
+
+    Whole nodes by lowest order; a part of a node by best fit.
+    """
+    layout = job.least
+    share, num_nodes, rest = layout.gpus_per_node, layout.num_nodes, layout.rest_gpus
+    if num_nodes == 1 and not rest and not layout.needs_shared_folder:
+        return [(_best_fit(able), share)]
+    able.sort(key=lambda room: room.node.order)
+    groups = together(able, layout, lambda room: room.node.view)
+    group = next((group for group in groups if len(group) >= num_nodes), None)
+    if group is None:
+        return None
+    kept = [(room, share) for room in group[:num_nodes]]
     if rest:
-        others = [node_id for node_id, count in free.items() if node_id not in kept and count >= rest]
+        used = {room.node.id for room, _ in kept}
+        others = [room for room in rooms.values() if room.node.id not in used and room.holds(job, layout, rest)]
         if not others:
             return None
-        kept[min(others, key=lambda node_id: (free[node_id], index.nodes[node_id].order))] = rest
+        kept.append((_best_fit(others), rest))
     return kept
+
+
+def _best_fit(rooms: Iterable[_Room]) -> _Room:
+    return min(rooms, key=lambda room: (room.gpus, room.node.order))
 
 
 def _is_home(job: WaitingJob, node: Node) -> bool:
@@ -99,10 +170,14 @@ def _is_home(job: WaitingJob, node: Node) -> bool:
 
 
 def find_beside(index: FreeIndex, job: WaitingJob, reservation: Reservation) -> PlacedGang | None:
-    """A place that leaves the reserved GPUs free at their moment, for a job that may run beyond it."""
+    """A place that leaves what is reserved free at its moment, for a job that may run beyond it."""
     layout = job.least
     share, rest = layout.gpus_per_node, layout.rest_gpus
-    able = [node for node in index.best_fit(share) if fits(node, job, layout) and reservation.leaves_room(node, share)]
+
+    def may_take(node: Node, count: int) -> bool:
+        return fits(node, job, layout) and reservation.leaves_room(node, job, count)
+
+    able = [node for node in index.best_fit(share) if may_take(node, share)]
     for nodes in together(able, layout, lambda node: node.view):
         if len(nodes) >= layout.num_nodes:
             taken = [(node, share) for node in nodes[: layout.num_nodes]]
@@ -110,6 +185,6 @@ def find_beside(index: FreeIndex, job: WaitingJob, reservation: Reservation) -> 
                 return gang_of(index, layout, taken)
             used = {node.id for node, _ in taken}
             for node in index.best_fit(rest):
-                if node.id not in used and fits(node, job, layout) and reservation.leaves_room(node, rest):
+                if node.id not in used and may_take(node, rest):
                     return gang_of(index, layout, [*taken, (node, rest)])
     return None

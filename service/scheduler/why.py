@@ -253,18 +253,26 @@ def _cap(whose: str, command: str, numbers: dict[str, Any]) -> Reason:
 
 
 def _cannot_borrow(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    return _beyond_quota(pass_, job, numbers, "GPUs", "--gpus N")
+
+
+def _cannot_borrow_nodes(pass_: Pass, lane: Lane, job: WaitingJob, numbers: dict[str, Any]) -> Reason:
+    return _beyond_quota(pass_, job, numbers, "whole nodes", "--nodes N")
+
+
+def _beyond_quota(pass_: Pass, job: WaitingJob, numbers: dict[str, Any], what: str, option: str) -> Reason:
     used, limit, asked = numbers["used"], numbers["limit"], numbers["asked"]
     resume = "Let it resume from checkpoints and say so (preemptible: true)"
     if asked > limit:
         return Reason(
             code=ReasonCode.NOT_RESUMABLE,
-            text=f"It asks for {asked} GPUs, its team's quota is {limit}, and only jobs that resume may borrow: "
+            text=f"It asks for {asked} {what}, its team's quota is {limit}, and only jobs that resume may borrow: "
             "it cannot start so.",
-            fix=f"{resume}, or have an admin raise the quota: gang admin quota {_team_name(pass_, job)} --gpus N.",
+            fix=f"{resume}, or have an admin raise the quota: gang admin quota {_team_name(pass_, job)} {option}.",
         )
     return Reason(
         code=ReasonCode.NOT_RESUMABLE,
-        text=f"Its team holds {used} of {limit} GPUs of its quota and would have to borrow for the {asked} it asks "
+        text=f"Its team holds {used} of {limit} {what} of its quota and would have to borrow for the {asked} it asks "
         "for; only jobs that resume may borrow.",
         fix=f"{resume}, or wait until its team's quota has room.",
     )
@@ -283,6 +291,7 @@ _MAKERS: Final = {
     "team_cap": _team_cap,
     "user_cap": _user_cap,
     "cannot_borrow": _cannot_borrow,
+    "cannot_borrow_nodes": _cannot_borrow_nodes,
 }
 
 

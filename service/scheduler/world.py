@@ -10,11 +10,12 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from service.scheduler.estimates import Ratios, left_of_waiting
+from service.scheduler.estimates import Ratios, RatioView, left_of_waiting
 from service.scheduler.facts import (
     TOP_PRIORITY,
+    EndedRatio,
     GPUView,
     Measured,
     NodeShare,
@@ -51,7 +52,7 @@ class World:
         teams: Iterable[Team] = (),
         users: Iterable[User] = (),
         nominations: Iterable[Nomination] = (),
-        ratios: Iterable[float] = (),
+        ratios: Iterable[EndedRatio] = (),
         now: float = 0.0,
         order: str = BY_LEFT,
     ):
@@ -299,7 +300,12 @@ class World:
         self.drop_nomination(job_id)  # one that was to be moved has come to its end before
         self._release(run)
         if ratio is not None:
-            self._learn_ratio(ratio)
+            self._learn_ratio(EndedRatio(ratio=ratio, user_id=run.job.user_id, team_id=run.job.team_id))
+
+    def take_ratios(self, ratios: Ratios) -> None:
+        """What is known of jobs that ended, read anew. Cannot be undone."""
+        self.ratios = ratios
+        self.offers.forget()
 
     def stopped(self, job_id: int, job: WaitingJob, now: float = 0.0) -> None:
         """A job has left its GPUs and waits again."""
@@ -620,19 +626,26 @@ class World:
         run.measured = measured
         self._reprice(run)
 
-    def _learn_ratio(self, ratio: float) -> None:
-        before = self.ratios.quantiles
-        self.ratios.add(ratio)
-        after = self.ratios.quantiles
-        self._note(lambda: self._forget_ratio(ratio))
-        if any(now > then for now, then in zip(after, before, strict=True)):
+    def _learn_ratio(self, ended: EndedRatio) -> None:
+        before = self.ratios.views_of(ended.user_id, ended.team_id)
+        self.ratios.add(ended)
+        after = self.ratios.views_of(ended.user_id, ended.team_id)
+        self._note(lambda: self._forget_ratio(ended))
+        of_user, of_team, of_all = (_Move.of(then, now) for then, now in zip(before, after, strict=True))
+        if of_all.is_up:
             self.offers.forget()  # what was estimated to be short may be long now
-        if after != before and self.ratios.are_few:
-            self._rank_anew()
+        elif of_user.is_up or of_team.is_up:
+            for run in self.runs.values():
+                if _is_kin(run.job, ended):
+                    self._reprice(run)
+        if of_all.is_wide:
+            self._rank_anew(list(self.queue.entries.values()))
+        elif of_user.is_wide or of_team.is_wide:
+            self._rank_anew([entry for entry in self.queue.entries.values() if _is_kin(entry.job, ended)])
 
-    def _rank_anew(self) -> None:
+    def _rank_anew(self, entries: Iterable[Entry]) -> None:
         """Else whoever came before the first jobs had ended would be behind all equal ones that come after."""
-        for entry in list(self.queue.entries.values()):
+        for entry in entries:
             before, left = entry.left, left_of_waiting(entry.job, self.ratios)
             if left != before:
                 self._dequeue(entry.id)
@@ -640,8 +653,8 @@ class World:
                 self._note(lambda entry=entry, before=before: setattr(entry, "left", before))  # type: ignore[misc]
                 self._enqueue(entry)
 
-    def _forget_ratio(self, ratio: float) -> None:
-        self.ratios.remove(ratio)
+    def _forget_ratio(self, ended: EndedRatio) -> None:
+        self.ratios.remove(ended)
         self.offers.forget()
 
     def _reprice(self, run: Run) -> None:
@@ -660,6 +673,25 @@ class World:
             node.stamp = self._stamp
             for index in self._indexes.values():
                 index.changed(node)
+
+
+class _Move(NamedTuple):
+    """What one more ended job did to estimates."""
+
+    is_up: bool
+    """Some are longer than before."""
+    is_wide: bool
+    """They moved while they rest on few jobs."""
+
+    @classmethod
+    def of(cls, before: RatioView, after: RatioView) -> _Move:
+        is_up = after.silent > before.silent or after.reporting > before.reporting
+        has_moved = (after.silent, after.reporting) != (before.silent, before.reporting)
+        return cls(is_up, has_moved and after.is_unsteady)
+
+
+def _is_kin(job: WaitingJob, ended: EndedRatio) -> bool:
+    return job.user_id == ended.user_id or job.team_id == ended.team_id
 
 
 def _is_held_back(job: WaitingJob, now: float) -> bool:

@@ -157,7 +157,7 @@ class WorldMirror:
             self.num_rebuilt += 1
             log.warning("world_differs what=%s", ", ".join(names[:20]))
         else:
-            kept.ratios = self.world.ratios
+            kept.take_ratios(self.world.ratios)
             self._world = kept
 
     def _release(self, now: float) -> None:

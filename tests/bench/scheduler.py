@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from service.domain.gang_layout import GangLayout, fixed_layout
 from service.operations.explain_job import explain_in
 from service.scheduler.calibration import Calibration
-from service.scheduler.facts import GPUView, NodeView, Team, WaitingJob
+from service.scheduler.facts import EndedRatio, GPUView, NodeView, Team, WaitingJob
 from service.scheduler.forecast import forecast
 from service.scheduler.plan import PolicyOptions, decide, plan
 from service.scheduler.world import World
@@ -28,6 +28,7 @@ GPUS_PER_NODE = 8
 ROUNDS = 400
 HOUR = 3600.0
 OPTIONS = PolicyOptions()
+NUM_USERS, NUM_TEAMS = 50, 20
 
 
 def layouts_of(num_gpus: int) -> tuple[GangLayout, ...]:
@@ -41,8 +42,8 @@ def a_job(number: int, now: float, chance: random.Random, size: int | None = Non
     """A job of a usual mix of sizes and limits."""
     return WaitingJob(
         id=number,
-        user_id=number % 50,
-        team_id=number % 20,
+        user_id=number % NUM_USERS,
+        team_id=number % NUM_TEAMS,
         priority=0,
         submitted_at=now,
         layouts=layouts_of(size or chance.choice(SIZES)),
@@ -115,7 +116,10 @@ def a_pool(
 ) -> Pool:
     """A full pool with a queue of `num_queued` jobs; with `num_teams`, each has an equal quota."""
     chance = random.Random(seed)
-    history = [chance.random() for _ in range(5_000)]
+    history = [
+        EndedRatio(ratio=chance.random(), user_id=number % NUM_USERS, team_id=number % NUM_TEAMS)
+        for number in range(5_000)
+    ]
     teams = [Team(id=number, name=f"team-{number}", quota_gpus=num_gpus // num_teams) for number in range(num_teams)]
     pool = Pool(World(nodes(num_gpus), ratios=history, teams=teams), 0.0, 0, chance)
     while pool.world.index_for(a_job(0, 0.0, chance, 1).shape).num_free > num_gpus // 50:

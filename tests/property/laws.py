@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from service.domain.gang_layout import GangLayout, equal_shares
 from service.scheduler.facts import (
+    EndedRatio,
     NodeView,
     Nomination,
     PlacedGang,
@@ -48,7 +49,7 @@ class Scene:
     teams: tuple[Team, ...] = ()
     users: tuple[User, ...] = ()
     nominations: tuple[Nomination, ...] = ()
-    ratios: tuple[float, ...] = ()
+    ratios: tuple[EndedRatio, ...] = ()
 
     def world(self, **changed: Any) -> World:
         """The world of the scene."""
@@ -196,14 +197,19 @@ def nothing_starts_that_is_held_back(scene: Scene, decided: Plan) -> None:
 
 
 def caps_are_never_exceeded(scene: Scene, decided: Plan) -> None:
-    """Whoever gets something holds no more than the cap, with all that is promised and without what is being freed."""
+    """Whoever gets GPUs holds no more than the cap, with all that is promised and without what is being freed."""
+    takers = [
+        scene.jobs[job_id]
+        for job_id, placed in given_gangs(decided)
+        if _size_on_nodes(scene, scene.jobs[job_id], placed)
+    ]
     for team_id, count in _used(scene, decided, "team_id").items():
         cap = next((team.cap_gpus for team in scene.teams if team.id == team_id), None)
-        if cap is not None and any(scene.jobs[job_id].team_id == team_id for job_id, _ in given_gangs(decided)):
+        if cap is not None and any(one.team_id == team_id for one in takers):
             assert count <= cap, f"team {team_id} holds {count} of at most {cap}"
     for user_id, count in _used(scene, decided, "user_id").items():
         cap = next((user.cap_gpus for user in scene.users if user.id == user_id), None)
-        if cap is not None and any(scene.jobs[job_id].user_id == user_id for job_id, _ in given_gangs(decided)):
+        if cap is not None and any(one.user_id == user_id for one in takers):
             assert count <= cap, f"user {user_id} holds {count} of at most {cap}"
 
 

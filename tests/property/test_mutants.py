@@ -16,6 +16,7 @@ from service.scheduler.jobs import FOREVER, Run
 from service.scheduler.node import Node
 from service.scheduler.plan import plan
 from service.scheduler.policies.time_left import _TimeLeft
+from service.scheduler.reservation import _Room
 from service.scheduler.scheduling_pass import Pass
 from service.scheduler.world import World
 from tests.property import laws, test_plan, test_pool_in_time
@@ -99,6 +100,12 @@ def the_flood() -> None:
     """A gang of the whole pool starts within its bound."""
     way = ("time-left", "all")
     test_pool_in_time.test_a_gang_of_the_whole_pool_starts_within_its_bound_under_a_flood_of_small_jobs(way, False)
+
+
+def the_flood_of_all() -> None:
+    """So does a job that wants a node for itself, and one that needs most of the memory."""
+    for asked in ("one GPU, on a node for itself", "most memory of a node"):
+        assert test_pool_in_time.flood_of_all(("time-left", "all"), asked, 1_200.0) <= 25 * 3_600.0
 
 
 def _sees_held_gpus_as_free(refresh: Any) -> Any:
@@ -301,6 +308,11 @@ MUTANTS: dict[str, Mutant] = {
     "a promoted job has nothing kept for it": Mutant(
         target=(_TimeLeft, "_reserve"), replacement=lambda _: lambda *_: None, law=the_flood
     ),
+    "what is reserved is counted in GPUs alone": Mutant(
+        target=(_Room, "holds"),
+        replacement=lambda _: lambda room, job, layout, count: room.gpus >= count,
+        law=the_flood_of_all,
+    ),
 }
 
 
@@ -315,7 +327,7 @@ def test_the_law_fails_on_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "law",
-    [lives, leaves_no_trace, same_plan_again, a_node_joins, what_is_free_comes_first, the_flood],
+    [lives, leaves_no_trace, same_plan_again, a_node_joins, what_is_free_comes_first, the_flood, the_flood_of_all],
     ids=lambda law: law.__name__,
 )
 def test_and_holds_without_it(law: Law) -> None:

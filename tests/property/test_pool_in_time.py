@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -18,7 +19,7 @@ from service.scheduler.plan import Plan, PolicyOptions
 from service.scheduler.world import World
 from tests.property.laws import WAYS, Way, devices
 from tests.support.pool_in_time import Arrival, PoolInTime
-from tests.unit.service.worlds import DAY, HOUR, MINUTE, job, node, team, user
+from tests.unit.service.worlds import DAY, GIB, HOUR, MINUTE, job, node, team, user
 
 SEEDS = st.integers(0, 2**32)
 FEW = settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.generate])
@@ -211,6 +212,58 @@ def test_a_gang_of_the_whole_pool_starts_within_its_bound_under_a_flood_of_small
 @pytest.mark.parametrize("preemption", ["all", "reclaim_only", "none"])
 def test_so_it_does_when_nobody_says_how_long_the_small_ones_run(preemption: str) -> None:
     assert waited(flood(("time-left", preemption), limit=None, preemptible=True)) <= DAY + 20 * MINUTE
+
+
+def roomy(*numbers: int, **more: Any) -> tuple[NodeView, ...]:
+    """Nodes with four GPUs, and more CPUs than anybody asks for."""
+    return tuple(node(number, 4, cpus=64.0, **more) for number in numbers)
+
+
+DEMANDING: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[NodeView, ...], int]] = {
+    "most of a node": ({"gpus": 3}, {}, roomy(1), 4),
+    "most of two nodes": ({"nodes": 2, "gpus": 3}, {}, roomy(1, 2), 8),
+    "one GPU, on a node for itself": ({"exclusive": True}, {}, roomy(1), 4),
+    "no GPU, on a node for itself": ({"gpus": 0, "exclusive": True}, {}, roomy(1), 4),
+    "most CPUs of a node": ({"cpus": 60.0}, {"cpus": 8.0}, (node(1, 12, cpus=64.0),), 8),
+    "CPUs alone": ({"gpus": 0, "cpus": 60.0}, {"cpus": 8.0}, (node(1, 12, cpus=64.0),), 8),
+    "most memory of a node": ({"memory": 50 * GIB}, {"memory": 10 * GIB}, (node(1, 9, cpus=64.0),), 6),
+    "two nodes that see one folder": (
+        {"nodes": 2, "gpus": 4, "is_split": True},
+        {},
+        (*roomy(1, shared="other"), *roomy(2, 3, shared="nfs")),
+        12,
+    ),
+}
+"""What is asked for, what each small job asks for, the nodes, and how many small jobs run there at once."""
+
+
+def flood_of_all(way: Way, asked: str, limit: float | None) -> float:
+    """How long a job that asks for that waited, after 23 hours, when small jobs of ten minutes had filled the pool."""
+    asks, small_asks, nodes, num_at_once = DEMANDING[asked]
+    came, pause = 20 * MINUTE, 0.95 * 10 * MINUTE / num_at_once
+    big = job(1, **asks, submitted_at=came, waits=came - WAITED, limit=2 * HOUR, preemptible=True)
+    small = (
+        Arrival(job=job(n, **small_asks, submitted_at=n * pause, limit=limit), seconds=10 * MINUTE)
+        for n in range(2, int(2 * HOUR / pause))
+    )
+    pool = PoolInTime(
+        nodes=nodes,
+        arrivals=(Arrival(job=big, seconds=HOUR), *small),
+        policy=way[0],
+        options=PolicyOptions(preemption=way[1]),
+    )
+    return pool.run(until=2 * HOUR).started_at.get(1, float("inf")) - came + WAITED
+
+
+@pytest.mark.parametrize("limit", [20 * MINUTE, None], ids=["limits", "no limits"])
+@pytest.mark.parametrize("way", [WAYS[0], ("fifo+easy", "all")], ids=["time-left", "fifo+easy"])
+@pytest.mark.parametrize("asked", DEMANDING)
+def test_whatever_a_job_asks_for_no_flood_of_small_jobs_keeps_it_waiting(
+    way: Way, limit: float | None, asked: str
+) -> None:
+    """Its promotion, and the time that those run on which hold what it needs: GPUs are not all that is reserved."""
+    promotion = DAY if way[0] == "time-left" else WAITED
+    assert flood_of_all(way, asked, limit) <= promotion + 20 * MINUTE
 
 
 @pytest.mark.parametrize("limit", [None, 2.0, 20.0])

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from service.scheduler.facts import Measured, NodeView, Nomination, RunningJob, Team, User, WaitingJob
+from service.scheduler.facts import EndedRatio, Measured, NodeView, Nomination, RunningJob, Team, User, WaitingJob
 from service.scheduler.plan import Plan, PolicyOptions, decide
 from service.scheduler.policies import POLICIES
 from service.scheduler.world import World
@@ -66,7 +66,7 @@ class PoolInTime:
         self.waiting: dict[int, WaitingJob] = {}
         self.held: dict[int, Holding] = {}
         self.promised: dict[int, Nomination] = {}
-        self.ratios: list[float] = []
+        self.ratios: list[EndedRatio] = []
         self.started_at: dict[int, float] = {}
         """First start of each job."""
         self.ended_at: dict[int, float] = {}
@@ -163,10 +163,10 @@ class PoolInTime:
         del self.held[job_id]
         self.promised.pop(job_id, None)  # of a job that ended while it was being moved
         self.ended_at[job_id] = self.now
-        limit = holding.facts.job.limit_seconds
-        ratio = None if limit is None else self.seconds[job_id] / limit
+        job = holding.facts.job
+        ratio = None if job.limit_seconds is None else self.seconds[job_id] / job.limit_seconds
         if ratio is not None:
-            self.ratios.append(ratio)
+            self.ratios.append(EndedRatio(ratio=ratio, user_id=job.user_id, team_id=job.team_id))
         self.world.ended(job_id, ratio)
 
     def _leave(self, job_id: int, run: int) -> None:

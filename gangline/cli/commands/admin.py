@@ -50,5 +50,6 @@ admin = LazyGroup(
             target=f"{_AT}.admin_priority:grant", help="Let a user give jobs the priority top."
         ),
         "revoke-priority": LazyCommand(target=f"{_AT}.admin_priority:revoke", help="Take the priority top back."),
+        "log": LazyCommand(target=f"{_AT}.admin_log:log", help="Who changed what of the pool."),
     },
 )

@@ -24,6 +24,8 @@ class Policy:
     run: Callable[[Pass], None]
     meaning: str
     """One sentence for the documentation."""
+    knows_standing: bool = True
+    """Jobs within their team's quota go before jobs that borrow, where teams have quotas."""
 
 
 POLICIES: Final[Mapping[str, Policy]] = {
@@ -46,6 +48,7 @@ POLICIES: Final[Mapping[str, Policy]] = {
             order=BY_SUBMISSION,
             run=fifo_easy,
             meaning="First come, first served; others pass the first that does not fit only if they do not delay it.",
+            knows_standing=False,
         ),
     )
 }

@@ -65,7 +65,7 @@ class _Easy:
             gang = find_beside(lane.index, entry.job, self.reservation)
         if gang is not None:
             if self.reservation is not None and not self._ends_before(entry):
-                self.reservation.take(gang)
+                self.reservation.take(gang, entry.job)
             self.pass_.give(entry, gang)
             return place
         if self.reservation is None:

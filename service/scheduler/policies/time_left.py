@@ -79,7 +79,7 @@ class _TimeLeft:
         gang = self._find(pass_, lane, entry, standing)
         if gang is not None:
             if self.reservation is not None and not self._ends_before(pass_, entry):
-                self.reservation.take(gang)
+                self.reservation.take(gang, entry.job)
             pass_.give(entry, gang)
             return Result.GIVEN
         if _reclaim(pass_, lane, entry, standing):

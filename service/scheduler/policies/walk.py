@@ -8,9 +8,10 @@ from collections.abc import Callable
 from enum import Enum
 
 from service.scheduler.jobs import Entry
-from service.scheduler.queue import Lane
-from service.scheduler.quota import Standing, bound_of, standing_of
+from service.scheduler.queue import Lane, LaneKey
+from service.scheduler.quota import Standing, bound_of, count_in, standing_of
 from service.scheduler.scheduling_pass import Pass
+from service.scheduler.world import World
 
 
 class Result(Enum):
@@ -68,6 +69,49 @@ def walk(pass_: Pass, attempt: Attempt, *, is_strict: bool = False) -> None:
             heapq.heappop(heap)
         if result is Result.REFUSED:
             kin.append(lane)
+
+
+def first_by_quota(world: World) -> tuple[list[Entry], dict[LaneKey, int]]:
+    """The jobs of the queue that `walk` comes to before all that is left borrows, if each gets what it asks for.
+
+    Of each lane also how many they are: all behind them come in the order of their turns. What a job would take counts,
+    so whoever comes beyond the quota of the same team borrows.
+    """
+    known = world.team_gpus, world.team_nodes, world.user_gpus
+    world.team_gpus, world.team_nodes, world.user_gpus = (counts.copy() for counts in known)
+    try:
+        return _first_by_quota(world)
+    finally:
+        world.team_gpus, world.team_nodes, world.user_gpus = known
+
+
+def _first_by_quota(world: World) -> tuple[list[Entry], dict[LaneKey, int]]:
+    first: list[Entry] = []
+    places: defaultdict[LaneKey, int] = defaultdict(int)
+    heap = []
+    for number, lane in enumerate(world.queue.lanes.values()):
+        standing = standing_of(world, lane)
+        heap.append((_key(lane, standing, 0), number, lane, standing))
+    heapq.heapify(heap)
+    num_in_quota = sum(item[3] is Standing.IN_QUOTA for item in heap)
+    while num_in_quota:
+        key, number, lane, before = heap[0]
+        standing = standing_of(world, lane)
+        num_in_quota -= before is not standing  # whoever borrows goes on borrowing
+        fresh = _key(lane, standing, places[lane.key])
+        if fresh != key:
+            heapq.heapreplace(heap, (fresh, number, lane, standing))
+            continue
+        first.append(lane.entries[places[lane.key]][2])
+        if bound_of(world, lane, standing) is None:
+            count_in(world, lane)
+        places[lane.key] += 1
+        if places[lane.key] < len(lane.entries):
+            heapq.heapreplace(heap, (_key(lane, standing, places[lane.key]), number, lane, standing))
+        else:
+            heapq.heappop(heap)
+            num_in_quota -= standing is Standing.IN_QUOTA
+    return first, places
 
 
 def _may_try(pass_: Pass, lane: Lane, entry: Entry, standing: Standing, refused: list[Lane], is_strict: bool) -> bool:

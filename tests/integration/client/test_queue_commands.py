@@ -49,6 +49,8 @@ def test_why_says_what_would_be_sooner_and_how_the_quota_stands(server: FakeServ
         "team": "vision",
         "held_gpus": 6,
         "quota_gpus": 8,
+        "held_nodes": 1,
+        "quota_nodes": 2,
         "cap_gpus": None,
         "user_held_gpus": 2,
         "user_cap_gpus": 4,
@@ -59,6 +61,7 @@ def test_why_says_what_would_be_sooner_and_how_the_quota_stands(server: FakeServ
     out = why(server, tmp_path, quota=quota, variants=[variant], advice=advice)
 
     assert "Team vision holds 6 of the 8 GPUs of its quota." in out
+    assert "Team vision holds 1 of the 2 whole nodes of its quota." in out
     assert "Its owner holds 2 of at most 4 GPUs." in out
     assert "sooner: With 2 GPUs it would start now. It would stop 7 long (jun, 4 GPUs)." in out
     assert "limit: Your last 40 jobs used 22% of their limit." in out

@@ -138,3 +138,16 @@ def test_the_client_does_the_same_from_python(server: FakeServer, client: Any) -
     job.release()
     job.set_priority("low")
     assert [json.loads(request.body) for request in said] == [{"reason": "x"}, {}, {"priority": "low"}]
+
+
+def test_admins_read_who_changed_what(server: FakeServer, tmp_path: Path) -> None:
+    event = {"id": 9, "at": "2026-01-05T10:00:00.000Z", "kind": "team_quota", "actor": "root", "node": None,
+             "text": "root changed team red: guaranteed GPUs none → 4.", "data": {}}  # fmt: skip
+    answering(server, "GET /events", {"items": [event], "next": None})
+
+    done = gang(server, tmp_path, "admin", "log", "--node", "gpu-01", "-n", "5")
+
+    assert (done.code, "root changed team red" in done.out) == (0, True), done.err
+    (request,) = server.requests_to("GET /events")
+    assert request.params == {"node": ["gpu-01"], "limit": ["5"]}
+    assert json.loads(gang(server, tmp_path, "admin", "log", "-o", "json").out) == {"items": [event]}

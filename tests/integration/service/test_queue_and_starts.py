@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any
+
 import pytest
 from sqlalchemy import update
 
@@ -23,10 +26,10 @@ def full(api: Api) -> Api:
     return api
 
 
-def dry_run(api: Api, who: str = "ann", **members: object) -> dict[str, object]:
+def dry_run(api: Api, who: str = "ann", **members: object) -> dict[str, Any]:
     answer = api.request("POST", "/jobs?dry_run=true", who, json={**JOB, **members})
     assert answer.status_code == 200, answer.text
-    told: dict[str, object] = answer.json()
+    told: dict[str, Any] = answer.json()
     return told
 
 
@@ -60,6 +63,7 @@ def test_why_shows_the_quota_that_the_job_stands_under(full: Api) -> None:
     quota = full.get(f"/jobs/{job_id}/why")["quota"]
 
     assert (quota["held_gpus"], quota["cap_gpus"], quota["user_cap_gpus"]) == (1, None, None)
+    assert (quota["held_nodes"], quota["quota_nodes"]) == (1, None)
 
 
 def test_why_knows_a_job_that_came_after_the_world_was_read(full: Api) -> None:
@@ -166,6 +170,18 @@ def test_a_dry_run_starts_now_where_there_is_room_and_stores_nothing(api: Api) -
     assert api.snapshot() == before
 
 
+def test_a_dry_run_of_a_job_with_a_date_does_not_start_before_it(api: Api) -> None:
+    api.node(slots=1)
+
+    told = dry_run(api, start_after="2199-12-31T18:00:00+01:00")
+
+    assert (told["starts_now"], told["starts_in_seconds"], told["would_stop"]) == (False, None, [])
+    assert told["reason"]["code"] == "not_yet" and "2199-12-31T18:00:00+01:00" in told["reason"]["text"]
+    begins = datetime.fromisoformat(told["start"]["p50"])
+    assert abs((begins - datetime.fromisoformat("2199-12-31T17:00:00Z")).total_seconds()) < 5.0
+    assert dry_run(api, start_after="2020-01-01T00:00:00Z")["starts_now"]
+
+
 def test_a_dry_run_says_when_and_what_would_be_sooner_and_stores_nothing(full: Api) -> None:
     full.node("node-2", slots=2)
     full.submit(resources={"gpus": 1})
@@ -175,8 +191,8 @@ def test_a_dry_run_says_when_and_what_would_be_sooner_and_stores_nothing(full: A
     told = dry_run(full, resources={"gpus": 2, "time": "12h"})
 
     assert told["starts_now"] is False
-    assert told["start"]["p50_seconds"] > 0.0  # type: ignore[index]
-    assert told["variants"][0]["text"] == "With 1 GPU it would start now."  # type: ignore[index]
+    assert told["start"]["p50_seconds"] > 0.0
+    assert told["variants"][0]["text"] == "With 1 GPU it would start now."
     assert full.snapshot() == before
 
 
@@ -191,8 +207,8 @@ def test_a_dry_run_advises_a_limit_from_the_users_own_history(full: Api) -> None
 
     told = dry_run(full)
 
-    assert told["advice"]["limit_seconds"] == 3 * HOUR  # type: ignore[index]
-    assert told["advice"]["text"].startswith("Your last 6 jobs of about this size used 20% of their limit; 3 h")  # type: ignore[index]
+    assert told["advice"]["limit_seconds"] == 3 * HOUR
+    assert told["advice"]["text"].startswith("Your last 6 jobs of about this size used 20% of their limit; 3 h")
     assert dry_run(full, "bob")["advice"] is None
 
 

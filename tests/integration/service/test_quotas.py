@@ -60,6 +60,7 @@ def test_the_first_quota_names_the_teams_whose_jobs_it_keeps_from_starting(api: 
     api.submit("ann")
     api.submit("bob")
     api.submit("bob", preemptible=True)
+    api.submit("bob", resources={"gpus": 0})
     assert quota(api, quota_gpus=None).json()["warnings"] == [], "without any quota all GPUs are everybody's"
 
     (warning,) = quota(api, quota_gpus=4).json()["warnings"]
@@ -116,3 +117,43 @@ def test_a_name_that_is_not_there_is_told(api: Api, method: str, path: str, body
     answer = api.request(method, path, "root", json=body)
     assert (answer.status_code, "nobody" in answer.json()["detail"]) == (404, True)
     assert api.request(method, path, "ann", json=body).status_code == 403
+
+
+# --- What was changed can be read ------------------------------------------------------------------------------------
+
+
+def test_all_that_admins_change_can_be_read_back_newest_first_with_who_and_why(api: Api) -> None:
+    api.node(slots=4)
+    job_id = api.submit()
+    node = "/nodes/node-1"
+    for method, path, body in (
+        ("POST", "/teams/red/quota", {"quota_gpus": 2}),
+        ("POST", "/users/bob/cap", {"cap_gpus": 1}),
+        ("PUT", "/users/bob/top-priority", None),
+        ("POST", f"{node}/labels", {"labels": {"switch": "leaf-3"}, "reason": "new rack"}),
+        ("POST", f"{node}/cordon", {"reason": "disk", "until": "2h"}),
+        ("POST", f"{node}/drain", {"reason": "new fan"}),
+        ("POST", f"{node}/resume", {}),
+    ):
+        assert api.request(method, path, "root", json=body).status_code == 200, path
+    api.request("POST", f"/jobs/{job_id}/hold", "ann", json={})
+
+    told_of = api.request("GET", "/events?limit=7", "root").json()
+
+    kinds = [
+        "node_resumed",
+        "node_draining",
+        "node_cordoned",
+        "node_labelled",
+        "user_priority",
+        "user_cap",
+        "team_quota",
+    ]
+    assert [item["kind"] for item in told_of["items"]] == kinds, "a job's history stands with the job"
+    assert {item["actor"] for item in told_of["items"]} == {"root"}
+    assert "disk" in told_of["items"][2]["text"] and told_of["items"][2]["data"]["until"]
+    older = api.request("GET", f"/events?before={told_of['next']}", "root").json()
+    assert "node_enrolled" in [item["kind"] for item in older["items"]] and older["next"] is None
+    of_node = api.request("GET", "/events?node=node-1&limit=4", "root").json()["items"]
+    assert [item["kind"] for item in of_node] == kinds[:4]
+    assert api.request("GET", "/events", "ann").status_code == 403

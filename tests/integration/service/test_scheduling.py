@@ -18,7 +18,6 @@ from service.control import LeaseWatch
 from service.db.leadership import LostLeadership, take_lease
 from service.db.tables import attempts, jobs, nominations, world_changes
 from service.errors import Conflict
-from service.operations.api_presence import note_presence
 from service.operations.extend_limit import extend_limit
 from service.operations.load_limit_history import load_limit_history
 from service.operations.set_quota import set_quota
@@ -577,7 +576,10 @@ def test_a_job_that_never_ran_tells_nothing_of_limits(api: Api) -> None:
         ratios = load_ratios(connection, clock.epoch())
         by_id = load_ended_ratios(connection, [*ended, old])
         history = load_limit_history(connection, row(api, old).owner_id, 1)
-    assert ratios == [pytest.approx(0.5, abs=0.01)]
+    owner = row(api, ended[0])
+    (told,) = ratios
+    assert told.ratio == pytest.approx(0.5, abs=0.01)
+    assert (told.user_id, told.team_id) == (owner.owner_id, owner.team_id)
     assert by_id == {ended[0]: pytest.approx(0.5, abs=0.01)}
     assert [one.run_seconds for one in history] == [pytest.approx(1800, abs=10)]
 
@@ -709,7 +711,6 @@ def test_o57_a_jump_of_the_wall_clock_changes_no_limit_lease_or_order(
     for now in (1.0, 2.0, 3.0):
         for each in (node, late):
             each.beat()
-        note_presence(api.database)
         sweeper.sweep(now)
         assert waiting.take(api.database, now) is None, "the leader lives"
     cycle.turn()

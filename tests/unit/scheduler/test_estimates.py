@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from service.scheduler.estimates import MAX_RATIOS, Ratios, left_of_running, left_of_waiting, limit_end
+from service.scheduler.estimates import MAX_RATIOS, Ratios, RatioView, left_of_running, left_of_waiting, limit_end
 from service.scheduler.facts import Measured
-from tests.unit.service.worlds import DAY, HOUR, job
+from tests.unit.service.worlds import DAY, HOUR, ended, job
 
-TWENTY = Ratios(number / 20 for number in range(20))
+TWENTY = Ratios(ended(number / 20 for number in range(20)))
 """0, 0.05, … 0.95: the quartile is 0.25, the median 0.5."""
 
 
@@ -20,10 +21,14 @@ def about(seconds: float) -> Any:
     return pytest.approx(seconds, rel=0.011)
 
 
+def all_views(ratios: Ratios) -> list[tuple[RatioView, RatioView, RatioView]]:
+    return [ratios.views_of(user, team) for user in range(5) for team in range(3)]
+
+
 def test_limits_are_believed_until_20_jobs_have_ended() -> None:
-    ratios = Ratios([0.1] * 19)
+    ratios = Ratios(ended([0.1] * 19))
     assert left_of_waiting(job(1, limit=HOUR), ratios) == HOUR
-    ratios.add(0.1)
+    ratios.add(*ended([0.1]))
     assert left_of_waiting(job(1, limit=HOUR), ratios) == about(HOUR / 10)
 
 
@@ -70,19 +75,34 @@ def test_each_attempt_has_the_whole_hard_limit_and_nothing_scales_it() -> None:
 
 
 def test_ratios_added_one_by_one_are_those_given_at_once_and_can_be_taken_back() -> None:
-    drawn = [random.Random(1).random() for _ in range(200)]
-    ratios = Ratios(drawn[:50])
-    for ratio in drawn[50:]:
-        ratios.add(ratio)
-    assert (ratios.silent, ratios.reporting) == (Ratios(drawn).silent, Ratios(drawn).reporting)
-    for ratio in drawn[50:]:
-        ratios.remove(ratio)
-    assert (ratios.silent, ratios.reporting) == (Ratios(drawn[:50]).silent, Ratios(drawn[:50]).reporting)
+    dice = random.Random(1)
+    drawn = [one for number in range(400) for one in ended([dice.random()], user=number % 5, team=number % 3)]
+    ratios = Ratios(drawn[:100])
+    for one in drawn[100:]:
+        ratios.add(one)
+    assert all_views(ratios) == all_views(Ratios(drawn))
+    for one in drawn[100:]:
+        ratios.remove(one)
+    assert all_views(ratios) == all_views(Ratios(drawn[:100]))
+    assert len(set(all_views(ratios))) > 3
+
+
+def test_the_users_own_past_goes_before_the_teams_and_that_before_the_pools() -> None:
+    pool, team = ended([0.8] * 500, user=9, team=9), ended([0.4] * 20, user=2, team=1)
+    ratios = Ratios([*pool, *team, *ended([0.1] * 19, user=1, team=1)])
+    mine, mates, strangers = (job(1, limit=HOUR, user=user, team=team) for user, team in ((1, 1), (3, 1), (4, 4)))
+    assert left_of_waiting(strangers, ratios) == about(HOUR * 0.8)
+    assert left_of_waiting(mates, ratios) == about(HOUR * 0.4)
+    assert left_of_waiting(mine, ratios) == about(HOUR * 0.4), "19 jobs say too little"
+
+    ratios.add(*ended([0.1], user=1, team=1))
+    assert left_of_waiting(mine, ratios) == about(HOUR * 0.1)
+    assert left_of_waiting(replace(mine, team_id=9), ratios) == about(HOUR * 0.1), "in whatever team"
 
 
 def test_ratios_do_not_grow_for_ever_and_keep_their_quantiles() -> None:
-    ratios = Ratios(number / MAX_RATIOS for number in range(MAX_RATIOS))
-    before = ratios.silent
-    ratios.add(0.5)
+    ratios = Ratios(ended(number / MAX_RATIOS for number in range(MAX_RATIOS)))
+    before = ratios.of(job(1))
+    ratios.add(*ended([0.5]))
     assert len(ratios) <= MAX_RATIOS
-    assert ratios.silent == pytest.approx(before, abs=0.001)
+    assert ratios.of(job(1)) == pytest.approx(before, abs=0.001)

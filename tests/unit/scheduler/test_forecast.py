@@ -12,7 +12,7 @@ from service.scheduler.look_ahead import MOST_PASSES, look_ahead
 from service.scheduler.scheduling_pass import PolicyOptions
 from service.scheduler.small_copy import MOST_NODES, small_copy
 from service.scheduler.world import World
-from tests.unit.service.worlds import DAY, HOUR, MINUTE, job, node, running, team
+from tests.unit.service.worlds import DAY, HOUR, MINUTE, ended, job, node, running, team
 
 NOW = 100_000.0
 NEVER_STOP = PolicyOptions(preemption="none")
@@ -136,7 +136,7 @@ def test_a_large_pool_is_looked_at_in_part_and_behaves_like_the_whole() -> None:
 
 def test_jobs_have_the_same_time_left_in_the_copy_as_in_the_world() -> None:
     queue = [job(number, limit=number * HOUR, reports=number % 2 == 0) for number in range(1, 9)]
-    world = World([node(1, 4)], queue, ratios=[0.01 * number for number in range(100)], now=NOW)
+    world = World([node(1, 4)], queue, ratios=ended(0.01 * number for number in range(100)), now=NOW)
 
     copy = small_copy(world, queue[3], NOW).world
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from service.operations.explain_job import explain_in, queue_in
 from service.scheduler.facts import NodeView, RunningJob, Team, User, WaitingJob
 from service.scheduler.plan import PolicyOptions, decide, plan
+from service.scheduler.policies import POLICIES
 from service.scheduler.world import World
 from tests.unit.service.worlds import HOUR, MINUTE, elastic, gang, job, node, running, team, told, user
 
@@ -52,6 +54,14 @@ WORLDS: dict[str, Shared] = {
         running=(),
         queue=(waits(1, 2, team=C, left=60.0), waits(2, 2, team=B, left=90 * HOUR)),
         expected={2: "node-1:2,3", 1: "behind"},
+    ),
+    "who asks for no GPU borrows none, and no cap is meant for it": Shared(
+        nodes=(node(1, 8, cpus=64.0),),
+        teams=(team(A), team(B, quota_gpus=4, cap_gpus=1)),
+        users=(user(5, 1),),
+        running=(runs(8, "1:0,1", team=A), runs(9, "1:2,3", team=B, user=5)),
+        queue=(waits(1, 0, team=A, preemptible=False), waits(2, 0, team=B, user=5, preemptible=False)),
+        expected={1: "node-1:", 2: "node-1:"},
     ),
     "nothing is taken back from borrowers for processors alone": Shared(
         nodes=(node(1, 4, cpus=4.0),),
@@ -301,3 +311,43 @@ def test_o18_what_is_freed_is_given_to_one_of_two_that_reclaim_it_at_once(seed: 
     assert place.gang.shares == gang("1:0,1,2,3").shares
     assert all(count <= 4 for count in world.facts()["team_gpus"].values())
     assert len(world.waiting) == 3, "the other one of B and C waits, and so do the borrowers"
+
+
+# --- The order that is told ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["time-left", "fifo", "fifo+easy"])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_order_that_is_told_is_the_one_in_which_jobs_get_their_gpus(policy: str, seed: int) -> None:
+    """Jobs within a quota come before those that borrow; what the ones ahead would take counts."""
+    drawn = random.Random(seed)
+    queue = [
+        waits(
+            number,
+            drawn.choice([0, 1, 1, 2, 4]),
+            team=drawn.choice([A, B, C]),
+            user=drawn.randint(1, 2),
+            limit=float(drawn.randint(1, 90) * 600),
+            preemptible=drawn.random() < 0.8,
+            priority=drawn.choice([0, 0, 0, 50, 1_000]),
+        )
+        for number in range(1, 41)
+    ]
+    world = World(
+        [node(number, 4, cpus=64.0) for number in range(1, 41)],
+        queue,
+        teams=[team(A, quota_gpus=8), team(B, quota_gpus=4, quota_nodes=1, cap_gpus=12), team(C)],
+        users=[user(2, 20)],
+        now=NOW,
+        order=POLICIES[policy].order,
+    )
+    told_order = [entry.id for entry in queue_in(world, policy)]
+    told_ahead = {job_id: explain_in(world, job_id, NOW, None, policy) for job_id in told_order}
+
+    given = [place.job_id for place in plan(world, NOW, policy).places]
+
+    assert sorted(told_order) == list(range(1, 41)) and len(given) > 10
+    assert [job_id for job_id in told_order if job_id in given] == given
+    for place, job_id in enumerate(told_order):
+        explained = told_ahead[job_id]
+        assert (explained.position, explained.ahead) == (place + 1, tuple(told_order[max(0, place - 20) : place]))

@@ -234,6 +234,30 @@ REASONS: dict[str, Told] = {
         "resume may borrow.",
         fix="Let it resume from checkpoints and say so (preemptible: true), or wait until its team's quota has room.",
     ),
+    "cannot borrow nodes": Told(
+        world={
+            "nodes": (node(1, 4, cpus=64.0), node(2, 4, cpus=64.0)),
+            "running": (runs(9, "1:0,1,2,3", team=1),),
+            "waiting": (waits(1, 4, team=1),),
+            "teams": (team(1, quota_gpus=8, quota_nodes=1),),
+        },
+        code=ReasonCode.NOT_RESUMABLE,
+        text="Its team holds 1 of 1 whole nodes of its quota and would have to borrow for the 1 it asks for; only jobs "
+        "that resume may borrow.",
+        fix="Let it resume from checkpoints and say so (preemptible: true), or wait until its team's quota has room.",
+    ),
+    "asks for more nodes than its quota": Told(
+        world={
+            "nodes": (node(1, 4, cpus=64.0), node(2, 4, cpus=64.0)),
+            "waiting": (job(1, 2, 4, team=1),),
+            "teams": (team(1, quota_gpus=8, quota_nodes=1),),
+        },
+        code=ReasonCode.NOT_RESUMABLE,
+        text="It asks for 2 whole nodes, its team's quota is 1, and only jobs that resume may borrow: it cannot start "
+        "so.",
+        fix="Let it resume from checkpoints and say so (preemptible: true), or have an admin raise the quota: gang "
+        "admin quota team-1 --nodes N.",
+    ),
 }
 
 

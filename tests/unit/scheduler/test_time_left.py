@@ -11,7 +11,7 @@ from service.scheduler.facts import NodeView, RunningJob, WaitingJob
 from service.scheduler.jobs import promotion_time, protection_seconds
 from service.scheduler.plan import PolicyOptions, plan
 from service.scheduler.world import World
-from tests.unit.service.worlds import DAY, HOUR, MINUTE, home, job, node, running, told
+from tests.unit.service.worlds import DAY, HOUR, MINUTE, ended, home, job, node, running, told
 
 NOW = 100_000.0
 LONG_AGO = NOW - 20 * HOUR
@@ -408,7 +408,7 @@ def test_the_order_is_that_of_the_start_of_the_wait_and_the_sum_rule_reads_the_t
     queue = (job(1, limit=2 * HOUR, submitted_at=NOW - HOUR), job(2, left=HOUR, submitted_at=NOW - HOUR))
     world = World(nodes=nodes, waiting=queue, running=(runs(9, "1:0", 3.5 * HOUR),), now=NOW)
     for _ in range(20):
-        world.ratios.add(0.1)
+        world.ratios.add(*ended([0.1]))
     assert told(plan(world, NOW)) == {9: "stops for 2: less_time_left", 2: "node-1:0 after 9", 1: "behind"}
 
 
@@ -428,6 +428,50 @@ def test_while_few_jobs_have_ended_those_that_wait_move_with_the_ratio() -> None
 
     world.undo()
     assert world.facts() == before
+
+
+def test_a_users_own_ended_jobs_move_only_what_that_user_and_the_team_have_waiting() -> None:
+    """The 20th ended job of user 1 of team 1, in a pool that knows enough to stand still."""
+    steady = ended([0.5] * 200, user=9, team=9)
+    queue = (
+        job(1, limit=2 * HOUR, user=1, team=1),
+        job(2, limit=2 * HOUR, user=2, team=1),
+        job(3, limit=2 * HOUR, user=3, team=3),
+        job(4, limit=2 * HOUR, user=1, team=3),
+    )
+    world = World(nodes=(node(1, 4),), waiting=queue, running=(), ratios=steady, now=NOW)
+    before = world.facts()
+    world.begin()
+    for number in range(20):
+        world.add_running(running(100 + number, "1:0", user=1, team=1))
+        world.ended(100 + number, 0.1)
+
+    lefts = {entry.id: entry.left / HOUR for entry in world.queue.entries.values()}
+    assert lefts == {number: pytest.approx(left, rel=0.02) for number, left in ((1, 0.2), (2, 0.2), (3, 1.0), (4, 0.2))}
+
+    world.undo()
+    assert world.facts() == before
+    assert world.ratios.of(queue[0]) == pytest.approx(0.5, rel=0.02)
+
+
+def test_what_it_costs_to_stop_a_job_is_known_anew_when_its_users_estimates_grow() -> None:
+    """Job 9 had a tenth of 80 hours left: what it cost to stop then is no bound for when it has all of them."""
+    pool, short = ended([0.1] * 1000, user=9, team=9), ended([0.1] * 20, user=1, team=1)
+    world = World(
+        nodes=(node(1, 1), node(2, 1, blocked="cordoned"), node(3, 1)),
+        waiting=(waits(1, left=10 * HOUR, user=2, team=2),),
+        running=(
+            running(9, "1:0", since=LONG_AGO, limit=100 * HOUR, user=1, team=1),
+            runs(8, "3:0", 9 * HOUR, user=2, team=2),
+        ),
+        ratios=[*pool, *short],
+        now=NOW,
+    )
+    assert told(plan(world, NOW)) == {1: "too_costly"}
+    for _ in range(40):
+        world.add_running(running(500, "2:0", user=1, team=1))
+        world.ended(500, 1.0)
+    assert told(plan(world, NOW)) == {9: "stops for 1: less_time_left", 1: "node-1:0 after 9"}
 
 
 def test_the_next_timer_is_the_end_of_a_patience_or_a_promotion() -> None:

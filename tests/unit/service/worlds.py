@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from service.domain.checkpoints import CheckpointHome
 from service.domain.gang_layout import GangLayout, equal_shares
 from service.scheduler.facts import (
+    EndedRatio,
     GPUView,
     Measured,
     NodeShare,
@@ -52,6 +53,11 @@ def node(number: int, free: int = 4, *, taken: int = 0, blocked: str | None = No
         labels=more.get("labels", {}),
         blocked_until=more.get("blocked_until"),
     )
+
+
+def ended(ratios: Iterable[float], *, user: int = 0, team: int = 0) -> list[EndedRatio]:
+    """Jobs of one user and team that ended, by their real time over their limit."""
+    return [EndedRatio(ratio=ratio, user_id=user, team_id=team) for ratio in ratios]
 
 
 def job(number: int, nodes: int = 1, gpus: int = 1, **more: Any) -> WaitingJob:
