@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -20,6 +22,7 @@ from gangline.protocol.outcomes import Outcome
 from gangline.protocol.pulse import Phase, Pulse
 from trainer.agreement import Agreed, Said, agree
 from trainer.checkpoint.checkpointer import Checkpointer, Position
+from trainer.checkpoint.growth import told_while_bytes_move
 from trainer.checkpoint_schedule import CheckpointSchedule
 from trainer.data.batches import StepBatches
 from trainer.evaluation import Evaluator
@@ -294,7 +297,8 @@ class Training:
 
     def _restore(self) -> None:
         self._enter(Phase.RESTORING)
-        restored = self._checkpoints.restore(self._subject.model.inner, self._subject.optimizer)
+        with self._told_while_bytes_move():
+            restored = self._checkpoints.restore(self._subject.model.inner, self._subject.optimizer)
         if restored is None:
             return
         self._position = restored.position
@@ -315,11 +319,20 @@ class Training:
         self._enter(Phase.CHECKPOINT)
         self._subject.model.share_buffers(self._mesh)
         position = dataclasses.replace(self._position, data_state=self._feed.state())
-        blocked = self._checkpoints.save(
-            self._subject.model.inner, self._subject.optimizer, position, is_async=is_async
-        )
+        with self._told_while_bytes_move():
+            blocked = self._checkpoints.save(
+                self._subject.model.inner, self._subject.optimizer, position, is_async=is_async
+            )
         self._around.events.progress(step=position.step, metrics={"checkpoint_blocking_seconds": blocked})
         self._enter(Phase.TRAINING)
+
+    def _told_while_bytes_move(self) -> AbstractContextManager[None]:
+        """In the phase that was entered last: what still moves bytes may take as long as it needs."""
+        root = self._plan.checkpoint_root
+        floor = self._around.pulse.floor_seconds
+        return told_while_bytes_move(
+            None if root is None else Path(root), lambda seconds: self._around.pulse.allow(seconds + floor)
+        )
 
     def _stop(self, *, is_final: bool) -> Ending:
         """All ranks leave at this step: with a checkpoint unless nobody will resume from it."""
@@ -328,13 +341,15 @@ class Training:
         if not is_final and step:
             self._save(is_async=False)
         self._enter(Phase.STOPPING)
-        self._checkpoints.wait()
+        with self._told_while_bytes_move():
+            self._checkpoints.wait()
         return Ending(outcome=Outcome.CANCELLED if is_final else Outcome.PREEMPTED, step=step)
 
     def _finish(self) -> Ending:
         self._save(is_async=False)
         self._enter(Phase.CHECKPOINT)
-        self._checkpoints.wait()
+        with self._told_while_bytes_move():
+            self._checkpoints.wait()
         is_evaluated = not self._feed.has_evaluation or self._evaluated_step == self._position.step
         if not is_evaluated and not self._evaluate():
             return self._stop(is_final=self._agreed_final())

@@ -66,10 +66,21 @@ class Pulse:
         self._floor = 0.0
         self._slowest = 0.0
 
+    @property
+    def floor_seconds(self) -> float:
+        """For how long the phase may go without a move."""
+        return self._floor
+
     def enter(self, phase: Phase, floor_seconds: float) -> None:
         """A phase begins, in which `floor_seconds` without a move are no hang."""
         self._phase, self._floor = phase, floor_seconds
         self.move()
+
+    def allow(self, floor_seconds: float) -> None:
+        """The phase may go without a move for this long, or for what was said before where that is more."""
+        if floor_seconds > self._floor:
+            self._floor = floor_seconds
+            self._write()
 
     def move(self, step: int | None = None, slowest_step_seconds: float | None = None) -> None:
         """Something was done."""
@@ -78,6 +89,9 @@ class Pulse:
             self._step = step
         if slowest_step_seconds is not None:
             self._slowest = slowest_step_seconds
+        self._write()
+
+    def _write(self) -> None:
         _LAYOUT.pack_into(self._map, 0, self._moves, self._step, self._phase, self._floor, self._slowest)
 
 

@@ -92,7 +92,9 @@ def _end_unplannable(database: Database, settings: Settings, node: Row[Any], att
         ).one_or_none()
         if row is None:
             return
-        failure = NodeFailure(outcome=Outcome.CONFIG_ERROR, message=f"this version cannot run it: {error}", at=tx.now)
+        failure = NodeFailure(
+            outcome=Outcome.CONFIG_ERROR, message=f"it cannot be planned on its GPUs: {error}", at=tx.now
+        )
         end_attempt_node(
             tx, row, report=NodeReport(ranks=(), failure=failure, stop_intent=None, process_set_empty=True)
         )

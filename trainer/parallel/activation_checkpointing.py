@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
+from trainer.parallel.in_place import begins_in_place, copied
 from trainer.parallel.kept_results import KeptResults
 
 _aten = torch.ops.aten
@@ -54,8 +55,16 @@ def checkpoint_activations(layers: Sequence[nn.Module], mode: str) -> None:
     for layer in layers:
         if getattr(layer, "inplace", False) is True:
             continue  # it writes over its input, so there is no input to begin again from, and nothing to save
+        forward = layer.forward
+        if begins_in_place(layer):
+            forward = partial(_on_a_copy, forward)
         # On the instance: a wrapper would change names, a subclass what others (fully_shard, say) make of the class.
-        layer.forward = partial(_recomputed, layer, layer.forward, contexts)
+        layer.forward = partial(_recomputed, layer, forward, contexts)
+
+
+def _on_a_copy(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What is written over is not there any more when it is to be computed again."""
+    return forward(*copied(args), **copied(kwargs))
 
 
 def _recomputed(

@@ -10,6 +10,7 @@ Not for: which layers make a stage (`trainer.parallel.stages`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,13 +19,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from trainer.data.batches import MicroBatch
 from trainer.failure import ConfigError
 from trainer.parallel.axes import Axes
 from trainer.parallel.batch_norm import without_samples
+from trainer.parallel.in_place import begins_in_place
 from trainer.parallel.model import Score
 from trainer.parallel.precision import Autocast
 from trainer.plan.parallel_plan import ParallelPlan
@@ -56,11 +58,14 @@ class StageBody(nn.Module):
         self.layers = layers
         self.moved: Callable[[], None] = _do_nothing
         self._autocast, self._is_first, self._output = autocast, is_first, output
+        self._begins_in_place = begins_in_place(layers)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[samples, …] to [samples, …]."""
         if not self._is_first:
             values = _Contiguous.apply(values, self._tell)
+            if self._begins_in_place:
+                values = values.clone()  # autograd lets nobody write over what such a function returns
         with self._autocast():
             result: torch.Tensor = self.layers(values)
         self._tell()
@@ -115,6 +120,8 @@ class PipelineEngine:
         self._input = Boundary(shape=example.shape[1:], dtype=example.dtype)
         self._group = axes.group("pp")
         self._score: Score | None = None
+        # Whatever a layer raises it would log with a table of the whole schedule; the rank tells it itself.
+        logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)
         self._schedules: dict[int, _Scheduled] = {}
         """By the samples of a micro-batch: there are few sizes, those of a full step and of a smaller last one."""
 

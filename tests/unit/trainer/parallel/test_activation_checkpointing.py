@@ -154,6 +154,7 @@ WRITING: dict[str, Callable[[], list[nn.Module]]] = {
     "in the middle of a layer": lambda: [nn.Sequential(_linear(), nn.ReLU(inplace=True), _linear())],
     "at the end of a layer": lambda: [nn.Sequential(_linear(), nn.SiLU(inplace=True)), _linear()],
     "in a layer of its own": lambda: [_linear(), nn.SiLU(inplace=True), _linear(), nn.ReLU(inplace=True), _linear()],
+    "at the beginning of a layer": lambda: [_linear(), nn.Sequential(nn.SiLU(inplace=True), _linear(), nn.Tanh())],
     "into what is returned": lambda: [Doubling(), Doubling()],
 }
 
