@@ -42,7 +42,7 @@ def eval_batches(
     check_map_style(dataset, "the held-out data")
     keys, sizes = _key_batches(len(dataset), batch_size, rank, size)
     fetcher = SampleFetcher(dataset, _SEED, collate_of(collate))
-    stream = BatchStream(fetcher, iter(keys), data_workers=data_workers, device=device)
+    stream = BatchStream(fetcher, lambda: iter(keys), data_workers=data_workers, device=device)
     try:
         for num_samples in sizes:
             yield MicroBatch(batch=to_device(next(stream), device), num_samples=num_samples)

@@ -57,7 +57,7 @@ class TrainLoader:
         """
         self.close()
         self._stream = stream = BatchStream(
-            self._fetcher, self._key_batches(), data_workers=self._data_workers, device=self._device
+            self._fetcher, self._key_batches, data_workers=self._data_workers, device=self._device
         )
         waiting = Stopwatch()
         for first, last in self._steps():

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -31,6 +31,10 @@ _LEFT_TO_THE_RANK: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signa
 _CHECK_SECONDS: Final = 0.5
 _CLOSE_SECONDS: Final = 2.0
 """A worker that has not ended by then, once the loader closes, is stuck in the user's code."""
+_START_SECONDS: Final = 30.0
+"""A worker that has not come up by then, which takes milliseconds, never will."""
+_START_LOOK_SECONDS: Final = 0.002
+_START_TRIES: Final = 3
 _SHARED_MEMORY: Final = "/dev/shm"
 
 Key = tuple[int, int]
@@ -106,28 +110,59 @@ class WorkerTraceback(Exception):
 
 
 class BatchStream:
-    """Collated batches, one for each list of keys that `key_batches` yields, in its order."""
+    """Collated batches, one for each list of keys that `key_batches()` yields, in its order."""
 
     def __init__(
-        self, fetcher: SampleFetcher, key_batches: Iterator[list[Key]], *, data_workers: int, device: torch.device
+        self,
+        fetcher: SampleFetcher,
+        key_batches: Callable[[], Iterator[list[Key]]],
+        *,
+        data_workers: int,
+        device: torch.device,
     ) -> None:
+        """`key_batches` is called once for each start of workers, which is tried again where one does not come up."""
+        self._fetcher, self._key_batches = fetcher, key_batches
+        self._data_workers, self._device = data_workers, device
+        self._iterator: Iterator[Any] | None = None
+        self._start()
+        for _ in range(_START_TRIES - 1):
+            if self._has_started():
+                break
+            self.close()
+            self._start()
+
+    def _start(self) -> None:
         before = set(multiprocessing.active_children())
         # Forked, so that a dataset may hold a lambda or an open memory map.
-        context = multiprocessing.get_context("fork") if data_workers > 0 else None
+        context = multiprocessing.get_context("fork") if self._data_workers > 0 else None
         self._is_closing = context.RawValue("b", 0) if context is not None else None
+        self._started = context.RawArray("b", self._data_workers) if context is not None else None
+        began = partial(_start_worker, os.getpid(), self._is_closing, self._started)
         loader: DataLoader[Any] = DataLoader(
-            fetcher,  # type: ignore[arg-type]  # torch asks for __getitems__ alone
-            batch_sampler=key_batches,
+            self._fetcher,  # type: ignore[arg-type]  # torch asks for __getitems__ alone
+            batch_sampler=self._key_batches(),
             collate_fn=_as_it_is,
-            num_workers=data_workers,
-            pin_memory=device.type == "cuda",
+            num_workers=self._data_workers,
+            pin_memory=self._device.type == "cuda",
             generator=torch.Generator(),  # else it draws a seed of its own from the global one
             multiprocessing_context=context,
-            worker_init_fn=partial(_start_worker, os.getpid(), self._is_closing) if data_workers > 0 else None,
+            worker_init_fn=began if self._data_workers > 0 else None,
         )
         with _signals_held():
-            self._iterator: Iterator[Any] | None = iter(loader)
+            self._iterator = iter(loader)
         self._workers = set(multiprocessing.active_children()) - before
+
+    def _has_started(self) -> bool:
+        """Whether all workers came up, or ended. A fork beside a thread that begins or ends may leave the child waiting
+        for a lock of the interpreter for ever (seen once with CPython 3.11.7)."""
+        deadline = time.monotonic() + _START_SECONDS
+        while self._started is not None and not all(self._started):
+            if not all(worker.is_alive() for worker in self._workers):
+                return True  # the next batch says what killed it
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_START_LOOK_SECONDS)
+        return True
 
     def __next__(self) -> Any:
         """The next batch. Raises StopIteration, what the user's dataset raised, and DataWorkerDied."""
@@ -160,8 +195,9 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _start_worker(rank_pid: int, is_closing: Any, number: int) -> None:
+def _start_worker(rank_pid: int, is_closing: Any, started: Any, number: int) -> None:
     """Runs first in each worker."""
+    started[number] = 1
     for one in _LEFT_TO_THE_RANK:
         signal.signal(one, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_RANK)

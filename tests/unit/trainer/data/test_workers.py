@@ -19,6 +19,7 @@ import torch
 
 from tests.support.child import die_with_parent
 from tests.support.wait import wait_until
+from trainer.data import workers
 from trainer.data.loader import TrainLoader
 from trainer.data.workers import DataWorkerDied
 from trainer.task import TrainTask
@@ -127,6 +128,31 @@ def test_o12_a_killed_worker_is_named_with_the_shared_memory_there_is() -> None:
         pytest.raises(DataWorkerDied, match=r"was killed by SIGBUS.*Shared memory \(/dev/shm\) has \d+ MiB"),
     ):
         next(batches)
+
+
+def test_a_worker_that_never_comes_up_is_started_again_and_no_sample_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was forked while another thread held a lock that the child then waits for."""
+    start, tried = workers._start_worker, tmp_path / "tried"
+
+    def start_or_wait(rank_pid: int, is_closing: Any, started: Any, number: int) -> None:
+        if number == 1 and not tried.exists():
+            tried.touch()
+            threading.Event().wait()
+        start(rank_pid, is_closing, started, number)
+
+    monkeypatch.setattr(workers, "_start_worker", start_or_wait)
+    monkeypatch.setattr(workers, "_START_SECONDS", 1.0)
+    with steps(lambda index: (os.getpid(), index), data_workers=2) as batches:
+        seen = [next(batches) for _ in range(40)]
+        pids = {int(pid) for pid, _ in seen}
+        indices = [int(index) for _, index in seen]
+
+    with steps(lambda index: index, data_workers=0) as batches:
+        assert indices == [int(next(batches)) for _ in range(40)]
+    assert len(pids) == 2
+    assert tried.exists()
 
 
 def test_closing_ends_the_workers() -> None:
