@@ -6,7 +6,6 @@ Not for: working them out (`service.scheduler`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
@@ -89,8 +88,7 @@ def newcomer_of(submission: Submission, user_id: int, now: float) -> WaitingJob:
     elif spec.after:
         held = Reason(code=ReasonCode.DEPENDENCY, text="It would wait for the jobs that it needs.", fix="")
     elif spec.start_after is not None:
-        start_after = datetime.fromisoformat(spec.start_after).timestamp()
-        facts = HoldFacts(job_id=NEWCOMER_ID, start_after=start_after, start_zone=spec.zone)
+        facts = HoldFacts(job_id=NEWCOMER_ID, start_after=spec.starts_after, start_zone=spec.zone)
         held, not_before = hold_of(facts, now) or (None, None)
     return WaitingJob(
         id=NEWCOMER_ID,

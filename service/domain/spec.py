@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
@@ -126,6 +127,11 @@ class JobSpec:
     zone: str | None = None
     """Zone to show `start_after` in: a name, or an offset such as `+01:00`."""
     after: tuple[Dependency, ...] = ()
+
+    @property
+    def starts_after(self) -> float | None:
+        """`start_after` in epoch seconds."""
+        return None if self.start_after is None else datetime.fromisoformat(self.start_after).timestamp()
 
     def to_json(self) -> str:
         """Canonical JSON: the same spec is the same text. To be stored as text, not in a type that reformats it."""

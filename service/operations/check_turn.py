@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import bindparam, select
@@ -43,7 +42,7 @@ def turn_columns(spec: JobSpec, owner: str) -> dict[str, Any]:
         "limit_seconds": asked.time_limit_seconds,
         "on_time_limit": spec.on_time_limit,
         "hold_reason": None if hold is None else hold.to_json(),
-        "start_after": None if spec.start_after is None else datetime.fromisoformat(spec.start_after).timestamp(),
+        "start_after": spec.starts_after,
         "start_zone": spec.zone,
     }
 

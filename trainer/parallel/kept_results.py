@@ -28,7 +28,7 @@ class KeptResults:
     """Those of one forward of one layer."""
 
     def __init__(self, is_kept: IsKept) -> None:
-        self._is_kept = is_kept
+        self.is_kept = is_kept
         self._results: dict[Any, list[Any]] = defaultdict(list)
         """By operation, in the order of forward."""
         self._places: dict[int, list[tuple[Any, int]]] = defaultdict(list)
@@ -49,7 +49,7 @@ class KeptResults:
             kept = self._results[operation_kept][index]
             self._put((operation_kept, index), tree_map_only(torch.Tensor, torch.clone, kept))
         output = operation(*args, **kwargs)
-        if self._is_kept(operation, args, kwargs):
+        if self.is_kept(operation, args, kwargs):
             # Detached: autograd makes the output itself a part of the graph, which would keep itself alive.
             kept = tree_map_only(torch.Tensor, torch.Tensor.detach, output)
             place = (operation, len(self._results[operation]))
@@ -73,10 +73,6 @@ class KeptResults:
                 "parallel.activation_checkpointing: full, or none."
             )
         return operation(*args, **kwargs) if kept is _COMPUTED_AGAIN else kept
-
-    def is_kept(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the operation's result is kept."""
-        return self._is_kept(operation, args, kwargs)
 
     def _places_of(self, values: Any) -> list[tuple[Any, int]]:
         """The places of all that lies in the storages of `values`, which from now on is there no more."""
